@@ -1,4 +1,4 @@
-"""Write the files of `fedsim attack`: attack.json, attack.html and attack.png."""
+"""Write the files of `fedsim attack`: attack.json, attack.html and the picture."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 from fedsim.accounting.rounding import text_up
 from fedsim.attacks.charts import attack_chart, attack_panels
 from fedsim.attacks.schema import AttackReport
+from fedsim.report.drawing import pictures
 from fedsim.report.html import render_page
-from fedsim.report.pictures import draw
-from fedsim.report.plots import plots
 from fedsim.utils.files import write_atomically
 
 
 def write_attack(report: AttackReport, out: Path) -> None:
-    """Write the three files into `out`; all are made before any is written."""
+    """Write the files into `out`; all are made before any is written."""
     contents: dict[str, bytes | str] = {
         "attack.json": report.model_dump_json(indent=2) + "\n",
-        "attack.png": draw(attack_chart(report)),
         "attack.html": render_attack(report),
+        **pictures("attack", attack_chart(report)),
     }
     for name, content in contents.items():
         write_atomically(out / name, content)
@@ -27,5 +26,5 @@ def write_attack(report: AttackReport, out: Path) -> None:
 def render_attack(report: AttackReport) -> str:
     """Return the page: the run's guarantee, the attack's results, plots and all numbers."""
     allowed = None if report.bound.auroc is None else text_up(report.bound.auroc, 3)
-    panels = plots(attack_panels(report))
-    return render_page("attack.html.jinja", report=report, allowed=allowed, plots=panels)
+    panels = attack_panels(report)
+    return render_page("attack.html.jinja", report=report, allowed=allowed, panels=panels)

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedsim.report.schema import Count, NotNegative, Number, Privacy, Probability, Record, Text
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Bounds = Annotated[tuple[Share, Share], Field(strict=False)]
-Shares = Annotated[tuple[Share, ...], Field(strict=False)]
+Bounds = Annotated[tuple[Probability, Probability], Field(strict=False)]
+Shares = Annotated[tuple[Probability, ...], Field(strict=False)]
+Statistic = Literal["mean", "max", "min"]
 
 
 class Operating(Record):
@@ -21,16 +21,16 @@ class Operating(Record):
     """
 
     false_positive_rate: Probability
-    true_positive_rate: Share | None
+    true_positive_rate: Probability | None
     interval: Bounds | None
 
 
 class Measured(Record):
     """One statistic with so many samples a user. Intervals: the middle 95 % of a bootstrap."""
 
-    statistic: Literal["mean", "max", "min"]
+    statistic: Statistic
     samples: Annotated[int, Field(ge=1)]
-    auroc: Share
+    auroc: Probability
     auroc_interval: Bounds
     auroc_stddev: NotNegative
     operating: Annotated[tuple[Operating, ...], Field(strict=False)]
@@ -39,7 +39,7 @@ class Measured(Record):
 class Curve(Record):
     """A ROC from (0, 0) to (1, 1), and the scores that it was made of are not kept."""
 
-    statistic: Literal["mean", "max", "min"]
+    statistic: Statistic
     false_positive_rates: Shares
     true_positive_rates: Shares
 
@@ -68,7 +68,7 @@ class Checkpoint(Record):
     """
 
     round: Count
-    auroc: Share
+    auroc: Probability
     loss_in: Number
     loss_out: Number
     gap: Number
@@ -77,7 +77,7 @@ class Checkpoint(Record):
 class Bound(Record):
     """The AUROC that the guarantee allows such an attack, or why it bounds nothing."""
 
-    auroc: Share | None
+    auroc: Probability | None
     reason: Text
 
 
@@ -88,9 +88,9 @@ class AttackReport(Record):
     run: Text
     title: Text
     reference: Text
-    auroc: Share
+    auroc: Probability
     auroc_interval: Bounds
-    tpr_at_fpr: dict[str, Share | None]
+    tpr_at_fpr: dict[str, Probability | None]
     users_in: Count
     users_out: Count
     samples_per_user: Annotated[int, Field(ge=1)]

@@ -1,52 +1,69 @@
-"""The page of a measured grid: what is promised, the table, plots to hover over, every run."""
+"""A measured grid drawn: loss over ε and over budgets, or a row for each line, and its page."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from fedsim.report.grid_charts import UNCOVERED, grid_panels
+from fedsim.report.figures import (
+    UNCOVERED,
+    Axis,
+    Chart,
+    Cross,
+    Level,
+    Panel,
+    Point,
+    Series,
+    in_rows,
+    start_levels,
+)
 from fedsim.report.grid_result import (
     CellResult,
     GridResult,
     alike,
     grid_table,
     interval_note,
+    seed_counts,
     stopped_texts,
     terms,
 )
 from fedsim.report.html import render_page
-from fedsim.report.plots import plots
+from fedsim.report.schema import Privacy, is_finite
+from fedsim.report.style import colour, dash, shorten
 from fedsim.report.tables import UTILITY_NOTE
 from fedsim.report.wording import (
-    NO_GUARANTEE,
-    NOISE_TEXTS,
     NOTHING,
     decimal_text,
-    delta_text,
-    epsilon_text,
+    epsilon_cell,
+    guarantee_text,
+    privacy_facts,
 )
 
+LOSS = "held-out loss, nats a token"
+CROSS_ROW = 0.075  # of the height, for a cross and its text
+MOST_VALUES = 6  # of one fact that are listed
 
-@dataclass(frozen=True)
-class Promise:
-    """What lines of one config and the same terms promise.
+Over = Literal["epsilon", "budget"]
+# Labels of the setting in a grid: the last part of its key, or all of it if two end alike.
+LABELS = {"epsilon": ("epsilon", "privacy.epsilon"), "budget": ("budget",)}
+TITLES: dict[Over, tuple[str, str]] = {
+    "epsilon": ("Privacy and loss", "ε (logarithmic)"),
+    "budget": ("Compute and loss", "expected gradients a round (logarithmic)"),
+}
 
-    Attributes:
-        label: what its lines are called.
-        headline: every ε with δ and unit, or that there is none.
-        guaranteed: whether there is an ε of what has run.
-        facts: a term, its value.
-    """
+
+class Promise(NamedTuple):
+    """The promise of lines of one config and the same terms, and facts about it."""
 
     label: str
     headline: str
-    guaranteed: bool
-    facts: tuple[tuple[str, str], ...]
+    privacy: Privacy
+    facts: list[tuple[str, str]]
 
 
 def render_grid(result: GridResult) -> str:
-    """Return a page that opens offline, as those of `fedsim.report.html`."""
+    """Return a page that opens offline."""
     return render_page(
         "grid.html.jinja",
         result=result,
@@ -54,7 +71,7 @@ def render_grid(result: GridResult) -> str:
         table=grid_table(result),
         terms=terms(result.lines),
         notes=(interval_note(result.lines), UTILITY_NOTE, *stopped_texts(result)),
-        groups=[(group, plots(group.panels)) for group in grid_panels(result)],
+        groups=grid_panels(result),
         uncovered=UNCOVERED,
         tried=trial_rows(result),
         runs=[run for line in result.lines for run in runs(line)],
@@ -62,61 +79,272 @@ def render_grid(result: GridResult) -> str:
     )
 
 
+def grid_chart(result: GridResult) -> Chart:
+    """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
+    lost = {
+        "runs stopped early; no mean has them": sum(len(line.stopped) for line in result.lines),
+        "runs failed": sum(len(line.failures) for line in result.lines),
+    }
+    return Chart(
+        [row for _, panels in grid_panels(result) for row in in_rows(panels)],
+        [
+            *(f"{text}." for text in terms(result.lines)),
+            interval_note(result.lines),
+            UNCOVERED,
+            *([] if result.tuning is None else [result.tuning.statement]),
+            *(f"{count} {what}." for what, count in lost.items() if count),
+            *result.notes,
+        ],
+    )
+
+
 def promises(result: GridResult) -> list[Promise]:
-    """Return what lines of each config promise; those of which no run ended promise nothing."""
-    return [_promise(label, lines) for label, lines in alike(result.lines)]
+    """Return the promise of each config's lines; lines without an ended run promise nothing."""
+    found = []
+    for label, lines in alike(result.lines):
+        kept = [line.privacy for line in lines if line.privacy is not None]
+        facts: dict[str, list[str]] = {}
+        for term, value in (fact for privacy in kept for fact in privacy_facts(privacy)):
+            if value not in facts.setdefault(term, []):
+                facts[term].append(value)
+        texts = [
+            (term, ", ".join(of) if len(of) <= MOST_VALUES else f"{len(of)} values")
+            for term, of in facts.items()
+        ]
+        epsilons = sorted({privacy.epsilon for privacy in kept if privacy.epsilon is not None})
+        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0], texts))
+    return found
 
 
 def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return the settings that tuning tried, and for each line the loss that each one gave."""
-    if result.tuning is None:
-        return [], []
-    table = result.tuning.tried
+    table = {} if result.tuning is None else result.tuning.tried
     heads = list(dict.fromkeys(setting for losses in table.values() for setting in losses))
-    rows = []
     chosen = {line.name: ", ".join(line.chosen.values()) for line in result.lines}
+    rows = []
     for name, losses in table.items():
-        row = []
-        for setting in heads:
-            text = _loss_text(losses[setting]) if setting in losses else NOTHING
-            row.append(f"{text} (chosen)" if setting == chosen.get(name) else text)
-        rows.append((name, row))
+        texts = {
+            setting: decimal_text(loss, 4) if math.isfinite(loss) else "failed or diverged"
+            for setting, loss in losses.items()
+        }
+        if chosen.get(name) in texts:
+            texts[chosen[name]] += " (chosen)"
+        rows.append((name, [texts.get(setting, NOTHING) for setting in heads]))
     return heads, rows
 
 
 def runs(line: CellResult) -> list[tuple[str, str]]:
-    """Return every run of a line and its loss, then what failed."""
+    """Return every run of a line and its loss, then the failures."""
     ended = [
-        (f"{line.name},seed={seed}", "diverged" if not math.isfinite(loss) else f"{loss:.4f}")
+        (f"{line.name},seed={seed}", f"{loss:.4f}" if math.isfinite(loss) else "diverged")
         for seed, loss in zip(line.seeds, line.losses, strict=True)
     ]
     return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
 
 
-def _promise(label: str, lines: list[CellResult]) -> Promise:
-    first = lines[0]
-    if first.epsilon is None:
-        sampler = ("Sampler", first.sampler or NOTHING)
-        return Promise(label, NO_GUARANTEE, guaranteed=False, facts=(sampler,))
-    # Lines without a guarantee have other terms: all of these have an ε.
-    values = sorted({line.epsilon for line in lines if line.epsilon is not None})
-    texts = ", ".join(dict.fromkeys(epsilon_text(value) for value in values))
-    headline = f"ε = {texts} at δ = {delta_text(first.delta)} for each {first.unit}"
-    if first.hypothetical:
-        headline = f"hypothetical, no guarantee: {headline}"
-    noise = sorted({line.noise_multiplier for line in lines if line.noise_multiplier is not None})
-    facts = (
-        ("ε", texts),
-        ("δ", delta_text(first.delta)),
-        ("Unit", first.unit or NOTHING),
-        ("Neighbouring relation", first.relation or NOTHING),
-        ("Sampler", first.sampler or NOTHING),
-        ("Accountant", first.accountant or NOTHING),
-        ("Source of noise", NOISE_TEXTS[first.noise or "none"]),
-        ("Noise multiplier", ", ".join(f"{value:.4g}" for value in noise) or NOTHING),
+def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
+    """Return titled panels over ε and over budgets, of those that vary, else a row a line.
+
+    A result that failed, diverged or lies far above the start is a cross that says so.
+    """
+    groups = [
+        (title, _panels(result.lines, over))
+        for over, (title, _) in TITLES.items()
+        if _values(result.lines, over)
+    ]
+    return groups or [("Loss", [_rows(result.lines)])]
+
+
+def _values(lines: Sequence[CellResult], over: Over) -> list[float]:
+    """Return the values of ε or budget that a grid asked for, if there are several."""
+    values = sorted({value for line in lines if (value := _requested(line, over))})
+    return values if len(values) > 1 else []
+
+
+def _requested(line: CellResult, over: Over) -> float | None:
+    """Return the ε or the budget that the grid set, None where it set none."""
+    texts = [line.settings[label] for label in LABELS[over] if label in line.settings]
+    try:
+        value = float(texts[0])
+    except (IndexError, ValueError):
+        return None
+    return value if 0 < value < math.inf else None
+
+
+def _place(line: CellResult, over: Over) -> float | None:
+    """Return the ε or budget that was reached, or the requested one where nothing ran."""
+    reached = line.epsilon if over == "epsilon" else line.budget
+    return reached if reached and is_finite(reached) else _requested(line, over)
+
+
+def _curve_label(line: CellResult) -> str:
+    """Return the config's name with the settings that are neither ε nor budget."""
+    axes = {label for labels in LABELS.values() for label in labels}
+    others = [f"{key} = {value}" for key, value in line.settings.items() if key not in axes]
+    return ", ".join([line.source, *others])
+
+
+def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
+    """Return a panel for each value of the other setting (Charles et al. 2024, §5).
+
+    Every line is in a panel, also a failed one. A line to which the grid gave no such value is in
+    all of them.
+    """
+    other: Over = "budget" if over == "epsilon" else "epsilon"
+    values: list[float | None] = [*_values(lines, other)] or [None]
+    parts = [
+        (held, [line for line in lines if held is None or _requested(line, other) in (held, None)])
+        for held in values
+    ]
+    ticks, (title, label) = _values(lines, over), TITLES[over]
+    at = {line.name: _place(line, over) or ticks[0] for line in lines}
+    low, high = min(*at.values(), *ticks), max(*at.values(), *ticks)
+    room = (high / low) ** 0.07
+    limits, span = (low / room, high * room), _loss_limits(lines)
+    across = (limits[0], *ticks, limits[1]) if over == "epsilon" else ()
+    # Room above the losses for the name of the start and the crosses of any panel.
+    problems = max(sum(bool(_problem(line, span)) for line in inside) for _, inside in parts)
+    top = span[0] + (span[1] - span[0]) / max(1 - CROSS_ROW * (1 + problems), 0.4)
+    curves = list(dict.fromkeys(map(_curve_label, lines)))
+    heading = "ε = {:g}" if over == "budget" else "{:g} gradients a round"
+    return [
+        Panel(
+            f"{over}-{number}",
+            title if held is None else heading.format(held),
+            _caption(inside, lines),
+            [
+                _series(name, index, drawn, at, across)
+                for index, name in enumerate(curves)
+                if (drawn := [o for o in inside if _curve_label(o) == name and _visible(o, span)])
+            ],
+            x=Axis(label, log=True, limits=limits, ticks=ticks),
+            y=Axis(LOSS, limits=(span[0], top)),
+            levels=_starts(inside),
+            crosses=[
+                Cross(
+                    at[line.name],
+                    top - (top - span[0]) * CROSS_ROW * (row + 0.5),
+                    f"{shorten(_curve_label(line), 24)}: {_problem(line, span)}",
+                    colour(curves.index(_curve_label(line))),
+                    _tip(line),
+                )
+                for row, line in enumerate(o for o in inside if _problem(o, span))
+            ],
+        )
+        for number, (held, inside) in enumerate(parts)
+    ]
+
+
+def _series(
+    name: str,
+    index: int,
+    lines: Sequence[CellResult],
+    at: Mapping[str, float],
+    across: Sequence[float],
+) -> Series:
+    """Return the curve of some lines; over ε, a line without a guarantee goes all across."""
+    points = sorted(_point(at[line.name], line) for line in lines)
+    level = bool(across) and lines[0].epsilon is None
+    if level:
+        points = [points[0]._replace(at=place) for place in across]
+    hue = colour(index)
+    return Series(shorten(name, 44), points, hue, dash(index), marks=not level, band=True)
+
+
+def _rows(lines: Sequence[CellResult]) -> Panel:
+    span = _loss_limits(lines)
+    return Panel(
+        "lines",
+        "Held-out loss",
+        _caption(lines, lines),
+        [
+            Series(shorten(line.name, 44), [_point(row, line)], colour(row), marks=True)
+            for row, line in enumerate(lines)
+            if _visible(line, span)
+        ],
+        x=Axis(LOSS, limits=span),
+        levels=_starts(lines),
+        crosses=[
+            Cross(row, span[1], text, colour(row), _tip(line))
+            for row, line in enumerate(lines)
+            if (text := _problem(line, span))
+        ],
+        rows=[
+            shorten(line.name, 40) + ("" if line.epsilon is None else f", {_epsilon(line)}")
+            for line in lines
+        ],
     )
-    return Promise(label, headline, guaranteed=not first.hypothetical, facts=facts)
 
 
-def _loss_text(loss: float) -> str:
-    return decimal_text(loss, 4) if math.isfinite(loss) else "failed or diverged"
+def _point(at: float, line: CellResult) -> Point:
+    loss = line.loss
+    return Point(at, loss.mean, loss.low, loss.high, _tip(line)) if loss else Point(at, math.nan)
+
+
+def _visible(line: CellResult, span: tuple[float, float]) -> bool:
+    return line.loss is not None and span[0] <= line.loss.mean <= span[1]
+
+
+def _problem(line: CellResult, span: tuple[float, float]) -> str:
+    """Return the text of a line's cross: what failed, diverged, or is off the scale."""
+    total = len(line.losses) + len(line.failures)
+    parts = []
+    if line.failures:
+        parts.append(f"{len(line.failures)} of {total} failed")
+    if line.num_diverged:
+        parts.append(f"{line.num_diverged} of {total} diverged")
+    if line.loss is not None and not _visible(line, span):
+        parts.append(f"loss {line.loss.mean:.4g}")
+    return ", ".join(parts)
+
+
+def _tip(line: CellResult) -> str:
+    """Return all that a point stands for: the loss, and its ε with its terms."""
+    parts = [shorten(line.name, 70)]
+    if line.loss is not None:
+        parts.append(f"held-out loss {line.loss.mean:.4f}")
+        if line.num_averaged > 1:
+            parts.append(f"95 % interval {line.loss.low:.4f} to {line.loss.high:.4f}")
+    seeds, *others = seed_counts(line)
+    parts += [f"{seeds} seeds", *others]
+    parts += [shorten(f"failed: {reason}", 90) for reason in line.failures]
+    if line.budget is not None:
+        parts.append(f"{line.budget:,.1f} expected gradients a round")
+    if line.epsilon is not None:
+        parts.append(_epsilon(line))
+    return "\n".join([*parts, *filter(None, line.terms.split("; "))])
+
+
+def _epsilon(line: CellResult) -> str:
+    return f"ε = {epsilon_cell(line.privacy)}"
+
+
+def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
+    """Return a range of losses from the best mean to the worst start and as much again above.
+
+    A loss that blew up does not flatten the others. Without any finite loss, 0 to 1.
+    """
+    lines = list(lines)
+    means = [line.loss.mean for line in lines if line.loss and is_finite(line.loss.mean)]
+    starts = [line.start for line in lines if line.start is not None and is_finite(line.start)]
+    if not means:
+        return (0.0, 1.25 * max(starts)) if starts else (0.0, 1.0)
+    level = max(starts or means)
+    room = max(level - min(means), 0.02 * abs(level), 1e-6)
+    highest, lowest = level + room, min(means) - room
+    ends = [end for line in lines if line.loss for end in (line.loss.low, line.loss.high)]
+    shown = [min(max(end, lowest), highest) for end in (*means, *starts, *ends)]
+    pad = 0.06 * (max(shown) - min(shown))
+    return min(shown) - pad, max(shown) + pad
+
+
+def _starts(lines: Iterable[CellResult]) -> list[Level]:
+    """Return a level for each start; equal up to the sixth digit counts as the same."""
+    starts = (line.start for line in lines if line.start is not None)
+    return start_levels({f"{start:.6g}": start for start in starts}.values())
+
+
+def _caption(shown: Iterable[CellResult], lines: Sequence[CellResult]) -> str:
+    names = {line.name for line in shown}
+    groups = [(label, of) for label, of in alike(lines) if any(one.name in names for one in of)]
+    return " ".join([*(f"{label}: {of[0].terms}." for label, of in groups), UNCOVERED])

@@ -1,7 +1,7 @@
 """The result of a grid over seeds: a line for each setting, with an interval over its seeds.
 
-A line keeps the terms of its ε. A seed that diverged or failed is counted and shown, never left
-out: a mean over the others stands beside that count.
+A seed that diverged or failed is counted and shown, never left out: a mean over the others stands
+beside that count.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from scipy.stats import t as student
 
-from fedsim.report.schema import Count, NotNegative, Number, Record, RunReport, is_finite
-from fedsim.report.tables import UTILITY_NOTE, Table
-from fedsim.report.wording import NOTHING, epsilon_text, terms_text
+from fedsim.report.schema import (
+    Count,
+    NotNegative,
+    Number,
+    Privacy,
+    Record,
+    RunReport,
+    is_finite,
+)
+from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
+from fedsim.report.wording import NOTHING, epsilon_cell, terms_text
 
 CONFIDENCE = 0.95
-TERMS = (
-    *("epsilon", "delta", "noise_multiplier", "unit", "relation", "sampler", "accountant"),
-    "hypothetical",
-)
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
 
 
@@ -40,10 +43,10 @@ class CellResult(Record):
         name: of the setting; its runs are called `<name>,seed=<s>`.
         source: the config file's stem.
         strategy: its name.
-        settings: what varies, label to value as typed.
-        chosen: what tuning chose, label to value.
-        epsilon: the promise, with its terms; None without one.
-        noise: "secure", "seeded" or "none".
+        settings: the varied settings, label to value as typed.
+        chosen: settings that tuning chose, label to value.
+        privacy: the promise of all seeds together: the one with the largest ε; None before any
+            run has ended.
         budget: expected gradients a round.
         rounds: done, by those that finished.
         seeds: of the runs that finished, in their order.
@@ -56,7 +59,6 @@ class CellResult(Record):
         num_diverged: runs that ended without a finite loss.
         stopped: a sentence for each run that ended before its last round; no mean has it.
         failures: a sentence for each run that left no report.
-        terms: what ε is an ε of.
     """
 
     name: str
@@ -64,15 +66,7 @@ class CellResult(Record):
     strategy: str
     settings: dict[str, str]
     chosen: dict[str, str]
-    epsilon: NotNegative | None = None
-    delta: NotNegative | None = None
-    noise_multiplier: NotNegative | None = None
-    unit: str | None = None
-    relation: str | None = None
-    sampler: str | None = None
-    accountant: str | None = None
-    hypothetical: bool = False
-    noise: Literal["secure", "seeded", "none"] | None = None
+    privacy: Privacy | None = None
     budget: NotNegative | None = None
     rounds: Count | None = None
     seeds: tuple[int, ...] = ()
@@ -86,7 +80,21 @@ class CellResult(Record):
     stopped: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     seconds: NotNegative = 0.0
-    terms: str = ""
+
+    @property
+    def epsilon(self) -> float | None:
+        """The promise's ε; None without a guarantee."""
+        return None if self.privacy is None else self.privacy.epsilon
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The noise multiplier; None without noise."""
+        return None if self.privacy is None else self.privacy.noise_multiplier
+
+    @property
+    def terms(self) -> str:
+        """What ε is an ε of; "" before any run has ended."""
+        return "" if self.privacy is None else terms_text(self.privacy)
 
     @property
     def num_averaged(self) -> int:
@@ -96,7 +104,7 @@ class CellResult(Record):
 
 
 class Tuning(Record):
-    """What was tried to choose settings, and what that would have cost.
+    """The settings that tuning tried, and their cost.
 
     Attributes:
         keys: what was varied.
@@ -129,7 +137,7 @@ class GridResult(Record):
 def interval(values: Sequence[float]) -> Interval | None:
     """Return mean and 95 % interval of values that are taken for independent and normal.
 
-    Returns None of none. One value has no spread that could be known: the interval is that point.
+    Returns None for no values. The interval of one value is that point.
     """
     count = len(values)
     if not count:
@@ -143,7 +151,7 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
-    """Return a line with what the reports of its seeds say; as it was where there are none."""
+    """Return a line with the results of its seeds; unchanged without reports."""
     if not reports:
         return line
     finals = [report.utility.final for report in reports]
@@ -152,62 +160,63 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
         for report in reports
         if is_finite(report.utility.final.loss) and not report.ended_early
     ]
-    lost = [
+    diverged = [
         report.diverged is not None or is_finite(report.utility.initial.loss)
         for report in reports  # else no text is held out
         if not is_finite(report.utility.final.loss)
     ]
     starts = [report.utility.initial.loss for report in reports]
     whole = next((report for report in reports if report.diverged is None), reports[0])
-    # Seeds share a plan up to their coins, and the largest ε is what can be said of all; one with
-    # no finite ε leaves none.
-    promise = max((whole, *reports), key=lambda each: _or_infinite(each.privacy.epsilon)).privacy
-    cost = whole.cost
-    terms = {name: getattr(promise, name) for name in TERMS}
-    if promise.epsilon is None:
-        terms |= dict.fromkeys(("delta", "unit", "relation"))
-    expected = cost.expected_gradients
-    values = {
-        **terms,
-        "budget": expected / cost.rounds if expected is not None and cost.rounds else None,
-        "rounds": cost.rounds,
-        "losses": tuple(final.loss for final in finals),
-        "loss": interval([final.loss for final in good]),
-        "accuracy": interval([final.accuracy_top1 for final in good]),
-        "start": math.fsum(starts) / len(starts),
-        "averaged": len(good),
-        "num_diverged": sum(lost),
-        "seconds": math.fsum(report.cost.seconds for report in reports),
-        "noise": promise.noise,
-        "terms": terms_text(promise),
-    }
-    return CellResult.model_validate({**dict(line), **values})
-
-
-def _or_infinite(epsilon: float | None) -> float:
-    return math.inf if epsilon is None else epsilon
+    # Seeds share a plan up to their coins, and the largest ε holds for all; one seed with no
+    # finite ε leaves none.
+    promise = max(
+        (whole, *reports),
+        key=lambda one: math.inf if one.privacy.epsilon is None else one.privacy.epsilon,
+    ).privacy
+    rounds, expected = whole.cost.rounds, whole.cost.expected_gradients
+    return line.model_copy(
+        update={
+            "privacy": promise,
+            "budget": expected / rounds if expected is not None and rounds else None,
+            "rounds": rounds,
+            "losses": tuple(final.loss for final in finals),
+            "loss": interval([final.loss for final in good]),
+            "accuracy": interval([final.accuracy_top1 for final in good]),
+            "start": math.fsum(starts) / len(starts),
+            "averaged": len(good),
+            "num_diverged": sum(diverged),
+            "seconds": math.fsum(report.cost.seconds for report in reports),
+        }
+    )
 
 
 def cells(line: CellResult) -> list[str]:
     """Return a line as displayed, a cell for each of `HEADS`."""
-    epsilon = "none" if line.epsilon is None and line.losses else epsilon_text(line.epsilon)
-    if line.hypothetical:
-        epsilon += " (hypothetical)"
     return [
         line.name,
-        epsilon,
+        epsilon_cell(line.privacy),
         NOTHING if line.budget is None else f"{line.budget:,.0f}",
         ", ".join(f"{key} = {value}" for key, value in line.chosen.items()) or NOTHING,
-        _seeds(line),
+        ", ".join(seed_counts(line)),
         _interval(line, line.loss, 1.0, 4),
         _interval(line, line.accuracy, 100.0, 1, " %"),
     ]
 
 
-def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
-    """Return the lines of each config and the same terms, with what their names have in common.
+def seed_counts(line: CellResult) -> list[str]:
+    """Return how many seeds ended, and how many diverged, failed or stopped early, if any."""
+    counts = {
+        "diverged": line.num_diverged,
+        "failed": len(line.failures),
+        "stopped early": len(line.stopped),
+    }
+    return [str(len(line.losses)), *(f"{count} {how}" for how, count in counts.items() if count)]
 
-    Where a line with other terms has all that in its name too, the label is all of their names.
+
+def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
+    """Return the lines of each config and the same terms, with the common part of their names.
+
+    If a line with other terms has all of that in its name, too, the label lists all their names.
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for line in lines:
@@ -230,12 +239,12 @@ def _shared(lines: Sequence[CellResult]) -> list[str]:
 
 
 def terms(lines: Sequence[CellResult]) -> list[str]:
-    """Return what every ε is an ε of, behind what the lines of it are called."""
+    """Return the terms of every ε, each behind the label of its lines."""
     return [f"{label}: {group[0].terms}" for label, group in alike(lines)]
 
 
 def interval_note(lines: Sequence[CellResult]) -> str:
-    """Return what losses and accuracies are, with the number of seeds that a mean is over."""
+    """Return how losses and accuracies were averaged, with the number of seeds."""
     counts = {line.num_averaged for line in lines if line.num_averaged} or {0}
     least, most = min(counts), max(counts)
     span = f"{most}" if least == most else f"{least} to {most}"
@@ -247,7 +256,7 @@ def interval_note(lines: Sequence[CellResult]) -> str:
 
 
 def captions(result: GridResult) -> list[str]:
-    """Return what has to be read with the table: terms, tuning, failures, notes."""
+    """Return the sentences to read with the table: terms, tuning, failures, notes."""
     lines = [*terms(result.lines), interval_note(result.lines), UTILITY_NOTE]
     tuning = result.tuning
     if tuning is not None:
@@ -261,7 +270,7 @@ def captions(result: GridResult) -> list[str]:
 
 def stopped_texts(result: GridResult) -> list[str]:
     """Return a sentence for each run that ended before its last round."""
-    return [f"Stopped early: {said}" for line in result.lines for said in line.stopped]
+    return [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
 
 
 def grid_table(result: GridResult) -> Table:
@@ -271,7 +280,7 @@ def grid_table(result: GridResult) -> Table:
 
 
 def terminal_table(result: GridResult) -> Table:
-    """Return the table with short names: what all lines have in common stands above it once."""
+    """Return the table with short names: the part that all lines share stands above it once."""
     shared = _shared(result.lines) if result.lines else []
     names = [line.name.split(",") for line in result.lines]
     short = [",".join(part for part in name if part not in shared) for name in names]
@@ -284,41 +293,30 @@ def terminal_table(result: GridResult) -> Table:
 
 
 def records(result: GridResult) -> list[dict[str, object]]:
-    """Return a record a line, all with the same keys; what a line lacks is None."""
+    """Return a record a line, all with the same keys; a missing value is None."""
     found = [_record(line) for line in result.lines]
     keys = dict.fromkeys(key for record in found for key in record)
     return [{key: record.get(key) for key in keys} for record in found]
 
 
 def _record(line: CellResult) -> dict[str, object]:
-    fixed = line.model_dump(
-        exclude={"settings", "chosen", "seeds", "losses", "loss", "accuracy", "failures", "stopped"}
-    )
-    record = {
-        **fixed,
+    plain = {"budget", "rounds", "start", "averaged", "num_halted", "num_diverged", "seconds"}
+    record: dict[str, object] = {
+        **line.model_dump(include={"name", "source", "strategy"}),
+        **privacy_record(line.privacy),
+        **line.model_dump(include=plain),
+        "terms": line.terms,
         "num_failed": len(line.failures),
         "num_stopped": len(line.stopped),
         "num_seeds": len(line.losses),
     }
     for name, value in (("loss", line.loss), ("accuracy_top1", line.accuracy)):
-        for part in ("mean", "low", "high"):
-            record[f"{name}_{part}"] = None if value is None else getattr(value, part)
+        record |= {f"{name}_{part}": getattr(value, part, None) for part in ("mean", "low", "high")}
     record["seeds"] = " ".join(map(str, line.seeds))
     record["losses"] = " ".join(f"{loss:.17g}" for loss in line.losses)
     record["failures"] = "; ".join(line.failures)
     record |= {f"set.{key}": value for key, value in line.settings.items()}
     return record | {f"chosen.{key}": value for key, value in line.chosen.items()}
-
-
-def _seeds(line: CellResult) -> str:
-    parts = [str(len(line.losses))]
-    if line.num_diverged:
-        parts.append(f"{line.num_diverged} diverged")
-    if line.failures:
-        parts.append(f"{len(line.failures)} failed")
-    if line.stopped:
-        parts.append(f"{len(line.stopped)} stopped early")
-    return ", ".join(parts)
 
 
 def _interval(

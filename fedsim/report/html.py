@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
 from fedsim.report import wording
-from fedsim.report.charts import (
+from fedsim.report.drawing import page_svg
+from fedsim.report.figures import (
     UNCOVERED,
     Axis,
     Level,
@@ -20,7 +20,6 @@ from fedsim.report.charts import (
     start_levels,
     trade_off_panel,
 )
-from fedsim.report.plots import plots
 from fedsim.report.schema import (
     Privacy,
     RoundMetrics,
@@ -34,27 +33,8 @@ from fedsim.report.style import colour
 from fedsim.report.wording import decimal_text, terms_text
 from fedsim.utils.files import write_atomically
 
-MOST = 1_000  # of those with scores, and as many of the others: more than a screen has columns
-
-
-def shown(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return at most `MOST` lines with scores and `MOST` others, first and last among them.
-
-    A short run's are all shown. `metrics.jsonl` keeps every line.
-    """
-    scored = [line for line in metrics if line.held_out is not None]
-    others = [line for line in metrics if line.held_out is None]
-    return sorted([*_evenly(scored), *_evenly(others)], key=lambda line: line.round)
-
-
-def _evenly(lines: list[RoundMetrics]) -> list[RoundMetrics]:
-    if len(lines) <= MOST:
-        return lines
-    last = len(lines) - 1
-    return [lines[number * last // (MOST - 1)] for number in range(MOST)]
-
-
 HTML_FILE = "report.html"
+MOST = 200  # lines with scores in a page, and as many others
 
 
 def write_reports(run_dir: Path, report: RunReport) -> None:
@@ -67,13 +47,26 @@ def write_reports(run_dir: Path, report: RunReport) -> None:
     save_report(run_dir, report)
 
 
+def shown(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
+    """Return at most `MOST` lines with scores and `MOST` others, evenly, with first and last."""
+    scored = [line for line in metrics if line.held_out is not None]
+    others = [line for line in metrics if line.held_out is None]
+    return sorted([*_evenly(scored), *_evenly(others)], key=lambda line: line.round)
+
+
+def _evenly(lines: list[RoundMetrics]) -> list[RoundMetrics]:
+    if len(lines) <= MOST:
+        return lines
+    return [lines[number * (len(lines) - 1) // (MOST - 1)] for number in range(MOST)]
+
+
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
     some = shown(metrics)
     return render_page(
         "run.html.jinja",
         report=report,
-        plots=plots(run_panels(some, report.utility.initial, report.privacy)),
+        panels=run_panels(some, report.utility.initial, report.privacy),
         scored=[line for line in some if line.held_out is not None],
         num_scored=sum(line.held_out is not None for line in metrics),
         num_left_out=len(metrics) - len(some),
@@ -95,14 +88,14 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
     epsilons = [(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)]
     cohorts = [(line.round, line.units) for line in metrics if line.units is not None]
     losses = curve("held-out loss", [(at, scores.loss) for at, scores in scored], colour(0))
-    training = [curve("cohort's training loss", trained, width=1)] if trained else []
+    training = [curve("cohort's training loss", trained, width=0.7)] if trained else []
     shares = [(at, 100 * scores.accuracy_top1) for at, scores in scored]
     start = 100 * initial.accuracy_top1
     panels = [
         Panel(
             "loss",
             "Held-out loss",
-            UNCOVERED + (" The grey line is the training loss of each cohort." if trained else ""),
+            UNCOVERED,
             [*training, losses],
             y=Axis("nats a token"),
             levels=start_levels([initial.loss]),
@@ -119,7 +112,7 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
             "cohort",
             "Cohort size",
             f"Units drawn a round. {UNCOVERED}",
-            [curve("cohort size", cohorts, colour(3), width=1.5)],
+            [curve("cohort size", cohorts, colour(3), width=1.0)],
             y=Axis("units", from_zero=True),
         ),
     ]
@@ -127,20 +120,19 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
         spent = [curve("ε spent", epsilons, colour(1))]
         panels.insert(1, epsilon_panel(f"{terms_text(privacy)}.", spent))
     if privacy.trade_off is not None:
-        bound = ("bound", privacy.trade_off, colour(1), "solid")
+        bound = ("bound", privacy.trade_off, colour(1), "-")
         panels.append(trade_off_panel(f"{terms_text(privacy)}.", [bound]))
     return panels
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return a template of this package with plotly.js and the wording at its hand."""
-    page = _environment().get_template(template)
-    return page.render(say=wording, plotly_js=get_plotlyjs(), **values)
+    """Return a page of a template of this package, without scripts and requests."""
+    return _environment().get_template(template).render(say=wording, svg=page_svg, **values)
 
 
 @cache
 def _environment() -> Environment:
-    """Return what keeps compiled templates: each is compiled once a process."""
+    """Return the environment that keeps compiled templates."""
     return Environment(
         loader=PackageLoader("fedsim.report"),
         autoescape=True,

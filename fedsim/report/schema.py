@@ -91,17 +91,10 @@ class TradeOffBound(Record):
     false_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
     true_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
 
-    @model_validator(mode="after")
-    def _of_one_length(self) -> Self:
-        if not self.tests or any(not one.false_positive_rate for one in self.tests):
-            raise ValueError("tests: give one at least, each with a false_positive_rate above 0")
-        if any(len(one.posteriors) != len(self.priors) for one in self.tests):
-            raise ValueError("priors: give as many as there are posteriors of each test")
-        if len(self.false_positive_rates) != len(self.true_positive_rates):
-            raise ValueError("true_positive_rates: give as many as false_positive_rates")
-        if (self.mu is None) != (self.regret is None):
-            raise ValueError("mu, regret: give both or neither")
-        return self
+    @property
+    def roc(self) -> list[tuple[float, float]]:
+        """The bound on a ROC: a true positive rate at each false positive rate."""
+        return list(zip(self.false_positive_rates, self.true_positive_rates, strict=True))
 
 
 class Query(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; yellow is too pale here.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("-", "--", ":", "-.")
 INK, MUTED, RULE = "#1b1f24", "#59626e", "#d9dee4"
 GREY = "#87909c"  # readable on white and on black
 
@@ -15,7 +15,7 @@ def colour(index: int) -> str:
 
 
 def dash(index: int) -> str:
-    """Return the line style of series `index` (plotly's name): a new one each six series."""
+    """Return matplotlib's line style of series `index`: a new one after each six series."""
     return DASHES[index // len(COLOURS) % len(DASHES)]
 
 

@@ -12,6 +12,7 @@ from rich import box
 from rich import table as rich_table
 from rich.text import Text
 
+from fedsim.report.schema import Privacy
 from fedsim.report.wording import NOT_COVERED
 
 _NAME = 22  # columns of a terminal that a name keeps: numbers need the others of 80
@@ -20,14 +21,14 @@ UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is shown.
+    """A table of texts.
 
     Attributes:
         heads: one for each column.
         rows: cells, as many as there are heads.
-        notes: sentences that have to be read with the table.
-        left: columns whose texts begin at the left; the others are numbers, at the right.
-        dim: rows that stand back.
+        notes: sentences to read with the table.
+        left: columns of text, aligned at the left; the others hold numbers.
+        dim: rows in a weaker colour.
         records: the rows as values at full precision, for `csv`; all have the same keys.
     """
 
@@ -62,8 +63,8 @@ class Table:
         )
         longest = max((len(row[0]) for row in self.rows), default=0)
         for number, head in enumerate(self.heads):
-            # Fold: in a narrow terminal what is widest goes on in the next line, and no digit is
-            # lost. (Of a column with a least width the last one would be cut off.)
+            # Fold: in a narrow terminal the widest cell goes on in the next line, and no digit is
+            # lost. (A column with a least width would cut off the last column.)
             left = number in self.left
             table.add_column(
                 head,
@@ -75,6 +76,15 @@ class Table:
             # Text, not str: a label is data, and "[red]" in it is not a command.
             table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
         return table
+
+
+def privacy_record(privacy: Privacy | None) -> dict[str, object]:
+    """Return the fields of a CSV line that give ε its meaning; None where nothing was promised."""
+    names = (
+        *("epsilon", "delta", "noise_multiplier", "unit", "relation", "sampler", "accountant"),
+        *("noise", "hypothetical"),
+    )
+    return {name: getattr(privacy, name, None) for name in names}
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:

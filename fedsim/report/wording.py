@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
@@ -42,9 +42,6 @@ def outcome_text(folder: Path, report: RunReport) -> str:
     return "\n".join([report.privacy.promise, utility, places])
 
 
-_HUGE = 1e12  # no guarantee worth its digits
-
-
 def epsilon_text(epsilon: float | None) -> str:
     """Return ε with two decimals (below 0.1, two significant digits), rounded up.
 
@@ -61,12 +58,20 @@ def epsilon_text(epsilon: float | None) -> str:
         return "∞"
     if epsilon == 0:
         return "0"
-    if epsilon >= _HUGE:
+    if epsilon >= 1e12:
         return f"{round_up(epsilon, 3):.2e}"
     value = Decimal(epsilon) * (1 - Decimal("1e-9"))
     places = 2 if value > Decimal("0.0999") else 1 - value.adjusted()
     rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
     return f"{rounded:.1e}" if value < Decimal("1e-4") else f"{rounded:f}"
+
+
+def epsilon_cell(privacy: Privacy | None) -> str:
+    """Return ε for a table: "none" without a guarantee, a dash before any run has ended."""
+    if privacy is None:
+        return NOTHING
+    epsilon = "none" if privacy.epsilon is None else epsilon_text(privacy.epsilon)
+    return f"{epsilon} (hypothetical)" if privacy.hypothetical else epsilon
 
 
 def delta_text(delta: float | None) -> str:
@@ -132,11 +137,15 @@ def settings_text(settings: Mapping[str, JsonValue]) -> str:
     return ", ".join(([str(kind)] if kind is not None else []) + values) or NOTHING
 
 
-def guarantee_text(privacy: Privacy) -> str:
-    """Return the headline: (ε, δ) for whom, or that there is no guarantee."""
+def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
+    """Return the headline: (ε, δ) for whom, or that there is no guarantee.
+
+    `epsilons` are several values under the same terms.
+    """
     if privacy.epsilon is None:
         return NO_GUARANTEE
-    epsilon, delta = epsilon_text(privacy.epsilon), delta_text(privacy.delta)
+    epsilon = ", ".join(dict.fromkeys(map(epsilon_text, epsilons or [privacy.epsilon])))
+    delta = delta_text(privacy.delta)
     hypothetical = "hypothetical, no guarantee: " if privacy.hypothetical else ""
     seeded = ", for who does not know the seed" if privacy.noise == "seeded" else ""
     return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}{seeded}"
@@ -193,16 +202,13 @@ NOISE_TEXTS = {
 
 def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
     """Return the rows of the privacy block, in reading order: a term, its value."""
-    probability = privacy.sampling_probability
-    sampler = privacy.sampler
-    if probability is not None:
-        sampler += f", probability {_value_text(probability)} a round"
     facts = [
         ("Unit", privacy.unit),
         ("Neighbouring relation", privacy.relation),
         ("ε", epsilon_text(privacy.epsilon) if privacy.epsilon is not None else "none"),
         ("δ", delta_text(privacy.delta)),
-        ("Sampler", sampler),
+        ("Sampler", privacy.sampler),
+        ("Sampling probability, a round", _value_text(privacy.sampling_probability)),
         ("Rounds", count_text(privacy.rounds)),
         ("Noise multiplier", _value_text(privacy.noise_multiplier)),
         ("Noise standard deviation", _value_text(privacy.noise_stddev)),

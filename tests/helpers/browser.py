@@ -35,7 +35,6 @@ FLAGS = (
     "--no-first-run",
 )
 PATIENCE = 120.0  # seconds for one answer; a browser on a busy machine takes its time
-_LEFT = 1  # the bit of the left mouse button
 
 
 def find_browser() -> str | None:
@@ -207,18 +206,6 @@ class Page:
         """Wait until the page has been drawn twice: whatever was begun has happened."""
         frame = "requestAnimationFrame"
         self.evaluate(f"new Promise((done) => {frame}(() => {frame}(() => done(true))))")
-
-    def mouse(self, kind: str, x: float, y: float, *, held: bool = False, clicks: int = 0) -> None:
-        """Move, press or release the left button: `kind` "Moved", "Pressed" or "Released"."""
-        self.call(
-            "Input.dispatchMouseEvent",
-            type=f"mouse{kind}",
-            x=x,
-            y=y,
-            button="left" if held or kind != "Moved" else "none",
-            buttons=_LEFT if held or kind == "Pressed" else 0,
-            clickCount=clicks,
-        )
 
     def picture(self, selector: str) -> bytes:
         """Return a PNG of the first element that the selector finds, two dots a CSS pixel."""

@@ -21,7 +21,7 @@ _GROWTH = 0.05
 _WINDOW = 50  # rounds whose processor time is one number
 _FEWEST = 20  # windows on each side, for a judgement
 _POLL = 0.1
-_LARGEST_PAGE = 8e6  # bytes of report.html, of which plotly.js is about five million
+_LARGEST_PAGE = 400e3  # bytes of report.html
 
 
 @dataclass(frozen=True)

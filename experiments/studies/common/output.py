@@ -20,6 +20,7 @@ from rich.text import Text
 from fedsim.accounting.rounding import round_up
 from fedsim.errors import ConfigError
 from fedsim.report import tables
+from fedsim.report.drawing import FORMS
 from fedsim.report.style import INK, MUTED, RULE
 from fedsim.utils.files import write_atomically
 from fedsim.utils.locks import LOCK, sole_writer
@@ -33,18 +34,14 @@ Form = str | Callable[[Any], str]
 FILES = {
     "table.csv",
     "table.md",
-    "picture.png",
+    *(f"picture.{form}" for form in FORMS),
     "lemma_1.csv",
     "concentration.csv",
     "bounding.csv",
     "suboptimality.csv",
     "recommendations.csv",
     "measurement.json",
-    "comparison.csv",
-    "comparison.html",
-    "comparison.json",
-    "comparison.md",
-    "comparison.png",
+    *(f"comparison.{form}" for form in ("csv", "html", "json", "md", *FORMS)),
     "runs",
     LOCK,
 }
@@ -137,9 +134,10 @@ class Study:
             rows = records if own else [{**record, **terms} for record in records]
             write_atomically(out / name, tables.to_csv(rows))
         write_atomically(out / "table.md", self.page(result, quick=quick))
-        stream = io.BytesIO()
-        result.figure.savefig(stream, format="png", dpi=DPI)
-        write_atomically(out / "picture.png", stream.getvalue())
+        for form in FORMS:
+            stream = io.BytesIO()
+            result.figure.savefig(stream, format=form, dpi=DPI)
+            write_atomically(out / f"picture.{form}", stream.getvalue())
         console = table_console()
         console.print(Text(self.title, style="bold"), result.table.rich())
         for sentence in (*result.notes, *result.settings):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.cli.compare import _measure
+from fedsim.report.drawing import FORMS
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
 from fedsim.report.wording import TOGETHER
@@ -104,7 +105,7 @@ def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
 
 def test_the_folder_has_a_picture_and_a_page_of_every_line(measured: Path) -> None:
     names = {path.name for path in measured.glob("comparison.*")}
-    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", "png")}
+    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", *FORMS)}
     page = (measured / "comparison.html").read_text(encoding="utf-8")
     for line in read(measured).lines:
         assert line.loss is not None

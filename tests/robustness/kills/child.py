@@ -31,7 +31,7 @@ _IMPORTED = (
     "fedsim.clients.app",
     "fedsim.clients.models.tiny_gpt",
     "fedsim.strategies.uls",
-    "plotly.offline",
+    "fedsim.report.drawing",
     "tests.robustness.kills.child",
 )
 _CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}

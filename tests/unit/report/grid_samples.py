@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from fedsim.report.grid_result import CellResult, GridResult, Tuning, interval
-from fedsim.report.wording import terms_text
 from tests.unit.report.report_samples import non_private, privacy
 
 EPSILONS, BUDGETS = ("1", "4", "16"), ("32", "128")
@@ -30,17 +29,10 @@ def line(
     epsilon = 0.9995 * float(settings.get("epsilon", 8))
     promise = privacy(epsilon=epsilon) if promised else non_private()
     good = [loss for loss in losses if math.isfinite(loss)]
-    return CellResult.model_validate(
-        {
-            **dict(bare),
+    return bare.model_copy(
+        update={
             "chosen": {"learning_rate": "0.1"},
-            "epsilon": promise.epsilon,
-            "delta": promise.delta,
-            "noise_multiplier": promise.noise_multiplier,
-            "unit": promise.unit if promised else None,
-            "relation": promise.relation if promised else None,
-            "sampler": promise.sampler,
-            "accountant": promise.accountant,
+            "privacy": promise,
             "budget": 1.01 * float(settings.get("budget", 64)),
             "rounds": 100,
             "seeds": tuple(range(len(losses))),
@@ -50,7 +42,6 @@ def line(
             "start": 3.3,
             "num_diverged": len(losses) - len(good),
             "seconds": 12.5,
-            "terms": terms_text(promise),
         }
     )
 

@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from fedsim.accounting.events import RoundCost
-from fedsim.accounting.trade_off import TradeOff
 from fedsim.errors import ConfigError
 from fedsim.report.schema import (
     RoundMetrics,
     RunReport,
-    TradeOffBound,
     Utility,
     load_metrics,
     load_report,
     save_report,
 )
-from fedsim.sampling import PoissonSampling
 from tests.unit.report.report_samples import metrics, privacy, report, scores, write_run
 
 
@@ -88,24 +84,6 @@ def test_a_wrong_field_is_named_with_its_file(
     with pytest.raises(ConfigError, match=message) as caught:
         load_report(tmp_path)
     assert str(tmp_path / "report.json") in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"tests": []}, "tests: give one at least"),
-        ({"priors": [0.1] * 7}, "priors: give as many"),
-        ({"false_positive_rates": [0.5]}, "true_positive_rates: give as many"),
-        ({"mu": None}, "mu, regret: give both or neither"),
-    ],
-)
-def test_a_bound_on_an_attacker_is_whole(changed: dict[str, object], message: str) -> None:
-    curve = TradeOff.of([(RoundCost(PoissonSampling(0.1), 1.0), 10)], delta=1e-5)
-    assert curve is not None
-    whole = curve.to_json()
-    TradeOffBound.model_validate(whole)
-    with pytest.raises(ValidationError, match=message):
-        TradeOffBound.model_validate(whole | changed)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from fedsim.errors import ConfigError
 from fedsim.experiments.studies.common.output import Result, Study, Table, panels, study
 from fedsim.experiments.studies.common.series import draw
+from fedsim.report.drawing import FORMS
 from fedsim.utils.locks import sole_writer
 from tests.unit.report.grid_samples import grid
 
@@ -85,7 +86,11 @@ def test_a_study_writes_what_its_function_returns(notes: tuple[str, ...], tmp_pa
     assert page.startswith("# A small study\n\nOf a paper.\n\nIts table.\n\n![the picture]")
     assert "- ε at δ = 0.1.\n- Made by `fedsim study small --quick`." in page
     assert ("## Notes\n\n- 2 of 3 rows." in page) == bool(notes)
-    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "table.md", "picture.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "table.csv",
+        "table.md",
+        *(f"picture.{form}" for form in FORMS),
+    }
 
 
 def test_two_of_one_study_do_not_write_over_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,261 @@
+"""Draw charts with matplotlib: SVG for pages, with values as tooltips, and files.
+
+Nothing here uses pyplot's global state. Names of runs are data: no text is read as mathematics,
+and matplotlib escapes them in SVG.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Transform
+
+from fedsim.report.figures import COLUMNS, Axis, Chart, Panel, Point, Series
+from fedsim.report.style import INK, MUTED, RULE, shorten
+
+Form = Literal["png", "svg", "pdf"]
+FORMS: tuple[Form, ...] = ("png", "svg", "pdf")
+WIDTH, PAGE_WIDTH = 8.0, 3.9  # inches: of a picture, of a panel in a page
+DPI = 200  # of a PNG
+# Inches: a row of panels, above and below its axes, lines of text, a row in a panel.
+PANEL, TITLE, FOOT = 2.6, 0.42, 0.45
+LEGEND_LINE, NOTE_LINE, ROW = 0.2, 0.13, 0.36
+LEFT = 0.48  # for the numbers of an axis
+_STYLE: dict[Any, Any] = {  # plain texts; the same SVG each time
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedsim",
+}
+_UNDATED: dict[Form, dict[str, None]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+
+
+def draw(chart: Chart, form: Form = "png") -> bytes:
+    """Return a picture 8 inches wide, as high as its panels and lines of notes need."""
+    with mpl.rc_context(_STYLE):
+        figure, _ = _figure(chart, WIDTH)
+        stream = io.BytesIO()
+        figure.savefig(stream, format=form, dpi=DPI, metadata=_UNDATED[form])
+    return stream.getvalue()
+
+
+def pictures(name: str, chart: Chart) -> dict[str, bytes]:
+    """Return a picture as PNG, SVG and PDF, by file name."""
+    return {f"{name}.{form}": draw(chart, form) for form in FORMS}
+
+
+def page_svg(panel: Panel) -> str:
+    """Return a panel without its title as SVG for a page, in the page's colours.
+
+    A pointer at a point or a cross shows its values. The SVG needs no script and no request.
+    """
+    with mpl.rc_context(_STYLE):
+        figure, axes = _figure(Chart([[panel]], ()), PAGE_WIDTH, in_page=True)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True)
+        tips = "".join(_tips(axes[0], panel, figure.bbox.height))
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :].replace("</svg>", f"{tips}</svg>")
+    # A page has several figures: an id that nothing refers to would be there twice.
+    svg = re.sub(
+        r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"| id=\"[\w.]+_\d+\"", "", svg, flags=re.S
+    )
+    for colour, name in ((INK, "ink"), (MUTED, "muted"), (RULE, "rule")):
+        svg = svg.replace(colour, f"var(--{name})")
+    return svg
+
+
+def _tips(axes: Axes, panel: Panel, height: float) -> Iterator[str]:
+    """Yield an invisible dot with a tooltip over each point and cross."""
+    shown = [(one.name, point) for one in panel.series for point in one.points]
+    shown += [(one.text, Point(one.at, one.value, tip=one.tip)) for one in panel.crosses]
+    for name, point in shown:
+        at = (point.value, point.at) if panel.rows else (point.at, point.value)
+        x, y = axes.transData.transform(at)
+        if math.isfinite(x) and math.isfinite(y):
+            tip = html.escape(point.tip or _tip(name, point, panel))
+            circle = f'<circle class="tip" cx="{x:.1f}" cy="{height - y:.1f}" r="4">'
+            yield f"{circle}<title>{tip}</title></circle>"
+
+
+def _tip(name: str, point: Point, panel: Panel) -> str:
+    lines = [name, f"{panel.x.label}: {point.at:.6g}"] if not panel.rows else [name]
+    lines.append(f"{panel.y.label or panel.title}: {point.value:.4g}")
+    if math.isfinite(point.low) and math.isfinite(point.high) and not panel.rows:
+        lines.append(f"interval: {point.low:.4g} to {point.high:.4g}")
+    return "\n".join(lines)
+
+
+def _figure(chart: Chart, width: float, *, in_page: bool = False) -> tuple[Figure, list[Axes]]:
+    notes = [line for note in chart.notes for line in textwrap.wrap(note, 178)]
+    legend, columns = _legend(chart), max(1, round(COLUMNS * width / WIDTH))
+    left, title, foot = (0.36, 0.2, 0.34) if in_page else (LEFT, TITLE, FOOT)
+    head = LEGEND_LINE * math.ceil(len(legend) / columns) + 0.06 if legend else 0.0
+    heights = [max(PANEL, *(title + foot + ROW * len(p.rows) for p in row)) for row in chart.rows]
+    height = head + sum(heights) + (NOTE_LINE * len(notes) + 0.12 if notes else 0.0)
+    figure = Figure(figsize=(width, height), dpi=72, facecolor="white")
+    FigureCanvasAgg(figure)
+    if legend:
+        _draw_legend(figure, legend, columns)
+    bottom, axes = height - head, []
+    for row, high in zip(chart.rows, heights, strict=True):
+        bottom -= high
+        wide = (width - 0.2) / len(row)
+        for column, panel in enumerate(row):
+            box = (left + wide * column, bottom + foot, wide - left, high - title - foot)
+            at = [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
+            axes.append(figure.add_axes((at[0], at[1], at[2], at[3])))
+            _draw_panel(axes[-1], panel, "" if in_page else panel.title)
+    for number, note in enumerate(reversed(notes)):
+        figure.text(0.0125, (0.09 + NOTE_LINE * number) / height, note, fontsize=5.5, color=MUTED)
+    return figure, axes
+
+
+def _legend(chart: Chart) -> list[Series]:
+    """Return a series for each name and colour of panels with several series."""
+    shown = [panel for row in chart.rows for panel in row if not panel.rows]
+    series = [one for panel in shown if len(panel.series) > 1 for one in panel.series]
+    return list({(one.name, one.colour): one for one in series}.values())
+
+
+def _draw_legend(figure: Figure, legend: Sequence[Series], columns: int) -> None:
+    # matplotlib leaves a name that begins with "_" out of a legend.
+    figure.legend(
+        [Line2D([], [], color=one.colour, ls=one.dash, lw=one.width) for one in legend],
+        [re.sub("^_", "\u200b_", shorten(one.name, 44)) for one in legend],
+        loc="upper left",
+        ncols=min(columns, len(legend)),
+        fontsize=7,
+        labelcolor=INK,
+        frameon=False,
+        borderaxespad=0.3,
+    )
+
+
+def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
+    """Draw a panel; of its frame only the bottom is seen."""
+    axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=12)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
+    axes.tick_params(colors=MUTED, labelsize=7, length=0, pad=4)
+    axes.grid(axis="x" if panel.rows else "y", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(panel.x.label, fontsize=6.5, color=MUTED, labelpad=2)
+    axes.text(0, 1.02, panel.y.label, transform=axes.transAxes, fontsize=6.5, color=MUTED)
+    for series in panel.series:
+        (_draw_row if panel.rows else _draw_series)(axes, series)
+    axes.margins(x=0.01, y=0.1)
+    whole = all(float(point.at).is_integer() for one in panel.series for point in one.points)
+    _scale(axes, panel.x, across=True, whole=whole and not panel.rows)
+    for level in panel.levels:
+        _draw_level(axes, level.value, level.text, upright=bool(panel.rows))
+    if panel.rows:
+        axes.set_ylim(max(len(panel.rows), 2) - 0.6, -0.8)
+        axes.set_yticks([])
+        for number, name in enumerate(panel.rows):
+            at = (0, number - 0.35)
+            _write(axes, shorten(name, 60), at, axes.get_yaxis_transform(), size=7.5, colour=INK)
+    else:
+        _scale(axes, panel.y, across=False)
+    for cross in panel.crosses:
+        x, y = (cross.value, cross.at) if panel.rows else (cross.at, cross.value)
+        axes.plot(x, y, "x", color=cross.colour, markersize=4, clip_on=False)
+        left = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0] > 0.5
+        offset = (-5 if left else 5, 0)
+        _write(
+            axes,
+            cross.text,
+            (x, y),
+            axes.transData,
+            right=left,
+            size=6,
+            colour=cross.colour,
+            offset=offset,
+        )
+
+
+def _draw_series(axes: Axes, series: Series) -> None:
+    if not series.points:
+        return
+    colour = series.colour
+    ats, values, low, high, _ = zip(*series.points, strict=True)
+    axes.plot(ats, values, color=colour, linewidth=series.width, linestyle=series.dash)
+    if series.band:
+        axes.fill_between(ats, low, high, color=colour, alpha=0.16, linewidth=0)
+    if series.marks:
+        axes.vlines(ats, low, high, color=colour, linewidth=0.8)
+        axes.plot(ats, values, "o", color=colour, markersize=3.5)
+
+
+def _draw_row(axes: Axes, series: Series) -> None:
+    for at, value, low, high, _ in series.points:
+        axes.hlines(at, low, high, color=series.colour, linewidth=2.0)
+        axes.plot(value, at, "o", color=series.colour, markersize=4.5)
+
+
+def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
+    """Draw a dashed line with its name: right of an upright one, above the end of another."""
+    rule = axes.axvline if upright else axes.axhline
+    rule(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    if upright:
+        place, at, offset = axes.get_xaxis_transform(), (value, 0.97), (3, 0)
+    else:
+        place, at, offset = axes.get_yaxis_transform(), (0.99, value), (0, 6)
+    _write(axes, text, at, place, right=not upright, size=6.5, colour=MUTED, offset=offset)
+
+
+def _write(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    place: Transform,
+    *,
+    right: bool = False,
+    size: float,
+    colour: str,
+    offset: tuple[float, float] = (0, 0),
+) -> None:
+    """Write a text half its height above and below `at`; `offset` is in points."""
+    axes.annotate(
+        text,
+        at,
+        xycoords=place,
+        xytext=offset,
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="center",
+        fontsize=size,
+        color=colour,
+        annotation_clip=False,
+    )
+
+
+def _scale(axes: Axes, scale: Axis, *, across: bool, whole: bool = False) -> None:
+    axis, limits = (axes.xaxis, axes.set_xlim) if across else (axes.yaxis, axes.set_ylim)
+    if scale.log:
+        (axes.set_xscale if across else axes.set_yscale)("log")
+        axis.set_minor_locator(NullLocator())
+    elif not scale.ticks:
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=whole, steps=[1, 2, 2.5, 5, 10]))
+    if scale.ticks:
+        axis.set_major_locator(FixedLocator(list(scale.ticks)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    if scale.limits is not None:
+        limits(*scale.limits)
+    elif scale.from_zero:
+        limits(0.0)

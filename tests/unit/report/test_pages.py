@@ -1,0 +1,184 @@
+"""The pages: self-contained, privacy first, an ε never without its terms, names escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import ConfigError
+from fedsim.report.comparison import compare
+from fedsim.report.comparison_page import render_comparison
+from fedsim.report.grid_page import render_grid
+from fedsim.report.grid_result import CellResult
+from fedsim.report.html import MOST, render_run, shown, write_reports
+from fedsim.report.schema import RunReport, Utility
+from tests.unit.report.grid_samples import grid, line
+from tests.unit.report.report_samples import (
+    metrics,
+    non_private,
+    privacy,
+    report,
+    scores,
+    write_run,
+)
+
+HOSTILE = "</script></svg><script>alert(1)</script><img src=x onerror=alert(1)>$x_"
+TERMS = "unit: user; neighbouring relation: add or remove one user; sampler: Poisson over users"
+
+
+def hostile() -> RunReport:
+    run = report(HOSTILE, HOSTILE, privacy(unit=HOSTILE, assumptions=[HOSTILE], statement=HOSTILE))
+    data = run.data.model_copy(update={"source": HOSTILE, "dropped": {HOSTILE: 1}})
+    model = run.model.model_copy(update={"name": HOSTILE, "origin": HOSTILE})
+    return run.model_copy(update={"data": data, "model": model, "machine": {HOSTILE: HOSTILE}})
+
+
+def both(label: str, run: RunReport) -> str:
+    plain = report("plain", "non-private", non_private())
+    arms = [(label, run, metrics()), ("plain", plain, metrics(private=False))]
+    return render_comparison(compare(arms))
+
+
+def lines(*of: CellResult) -> str:
+    return render_grid(grid().model_copy(update={"lines": of}))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "run": lambda: render_run(report(), metrics()),
+    "non-private": lambda: render_run(report(promise=non_private()), metrics()),
+    "comparison": lambda: both("uls", report()),
+    "grid": lambda: render_grid(grid()),
+    "lines": lambda: lines(line("a"), line("b")),
+    "hostile run": lambda: render_run(hostile(), metrics()),
+    "hostile comparison": lambda: both(HOSTILE, hostile()),
+    "hostile lines": lambda: lines(line(HOSTILE), line("b")),
+    "hostile grid": lambda: lines(line(HOSTILE, epsilon="1"), line("b", epsilon="4")),
+}
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+@cache
+def rendered(name: str) -> str:
+    return PAGES[name]()
+
+
+@every_page
+def test_a_page_loads_nothing_runs_nothing_and_puts_privacy_first(name: str) -> None:
+    page = rendered(name)
+    assert len(page.encode()) < 400_000
+    assert not re.search(
+        r"<(script|link|iframe|img|object|embed|base|form)|https?://|@import|url\([^#]", page
+    )
+    tags = re.sub(r">[^<]*", ">", page[page.index("<main>") :])
+    assert not re.search(r"\s(src|srcset|href|action|on\w+)=", tags.replace('xlink:href="#', ""))
+    policies = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert len(policies) == 1 and "default-src 'none'" in policies[0]
+    assert "http" not in policies[0] and "script" not in policies[0]
+    body = page.index("<main>")
+    first = page.index("privacy", body)
+    assert first < page.index('class="plot"', body) and first < page.index("<table", body)
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert all(re.fullmatch(r"[mp][0-9a-f]+|C\d_.*", one) or ids.count(one) == 1 for one in ids)
+
+
+@every_page
+def test_a_figure_says_that_no_epsilon_covers_it_or_has_its_terms(name: str) -> None:
+    figures = re.findall(r'<figure.*?id="(.*?)".*?</svg>(.*?)</figure>', rendered(name), re.DOTALL)
+    assert figures
+    for figure, caption in figures:
+        terms = "ε at δ = 1e-5; unit: " in caption
+        assert (
+            terms if figure in ("figure-epsilon", "figure-trade-off") else "not covered" in caption
+        )
+
+
+def test_the_privacy_block_holds_an_epsilon_with_all_its_terms() -> None:
+    for name, blocks in (("run", 1), ("comparison", 2), ("grid", 3)):
+        found = re.findall(r'<section class="card privacy.*?</section>', rendered(name), re.DOTALL)
+        assert len(found) == blocks
+        for part in ("8.00", "δ = 1e-5", "user", "add or remove one user", "Poisson over users"):
+            assert part in found[0] or name == "grid"
+        for part in ("δ = 1e-5", "for each user", "Accountant</dt><dd>pld", "denominator = 128"):
+            assert part in found[0]
+        assert "No privacy guarantee" in found[-1] or name == "run"
+    details = re.findall(r"<details>.*?</details>", rendered("run"), re.DOTALL)[0]
+    assert f"ε at δ = 1e-5; {TERMS}" in details
+
+
+def test_a_run_without_a_guarantee_says_so_and_plots_no_epsilon() -> None:
+    """Even if its metrics have one: on the way to no guarantee it means nothing."""
+    page = rendered("non-private")
+    assert "No privacy guarantee" in page
+    assert "figure-epsilon" not in page and '<th class="right">ε</th>' not in page
+
+
+def test_the_page_has_the_reports_numbers() -> None:
+    page = rendered("run")
+    assert re.search(r"beyond group_size</dt><dd>4,512<", page)
+    assert re.search(r"Non-finite updates left out</dt><dd>1<", page)
+    for tip in ("held-out loss\nround: 0\nnats a token: 3.3", "ε spent\nround: 4\nε: 8"):
+        assert f"<title>{tip}</title>" in page
+    assert "start 3.30" in page
+
+
+@pytest.mark.parametrize(
+    ("rank", "pattern", "words"),
+    [
+        (0, "all", "all"),
+        (4, "all", "the adapters alone, of rank 4"),
+        (4, "lora_|ln_f", "lora_|ln_f"),
+    ],
+)
+def test_the_page_names_the_trained_parameters(rank: int, pattern: str, words: str) -> None:
+    changes = {"lora_rank": rank, "trainable_pattern": pattern}
+    page = render_run(report(model=report().model.model_copy(update=changes)), metrics())
+    assert f"<dt>Which are trained</dt><dd>{words}</dd>" in page
+
+
+def test_a_diverged_run_without_rounds_still_renders() -> None:
+    lost = scores(3.0).model_copy(update={"loss": float("nan"), "perplexity": float("inf")})
+    page = render_run(report(utility=Utility(initial=lost, final=lost)), ())
+    assert "not a number" in page
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_long_run_is_thinned_evenly_with_its_ends(every: int) -> None:
+    rows = metrics(10_000, every=every)
+    some = shown(rows)
+    rounds = [one.round for one in some]
+    assert rounds == sorted(set(rounds)) and (rounds[0], rounds[-1]) == (0, 10_000)
+    scored = [one.round for one in some if one.held_out is not None]
+    assert len(scored) == MOST
+    assert max(b - a for a, b in pairwise(scored)) <= 2 * 10_000 / MOST
+    page = render_run(report(), rows)
+    assert len(page.encode()) < 400_000
+    assert f"The plots leave {10_001 - len(some):,} rounds out, evenly" in page
+    assert f"200 of {10_000 // every + 1:,} evaluated rounds; metrics.jsonl has all." in page
+
+
+def test_the_page_is_there_before_the_report_that_means_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_run(tmp_path / "other", report(), metrics())
+    (tmp_path / "metrics.jsonl").write_bytes((written / "metrics.jsonl").read_bytes())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write = partial(write_reports, tmp_path, report())
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsim.report.html.save_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write()
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert not (tmp_path / "report.json").exists()
+    write()
+    assert (tmp_path / "report.json").read_bytes() == (written / "report.json").read_bytes()
+    (tmp_path / "metrics.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl"):
+        write()

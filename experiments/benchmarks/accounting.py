@@ -16,9 +16,8 @@ from fedsim.accounting.accountants import certified, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import pld
-from fedsim.experiments.benchmarks.timing import row_of
+from fedsim.experiments.benchmarks.timing import Row, interleaved, row_of
 from fedsim.sampling import PoissonSampling, binomial_probabilities
-from fedsim.utils.machine import Row, interleaved
 
 _ORDER = ("fedsim", "fedsim", "dp_accounting", "fedsim", "fedsim")
 _DELTA = 1e-6

@@ -25,9 +25,9 @@ import numpy.typing as npt
 from fedsim.data.bounding import Bounding, Order, bound, most_examples
 from fedsim.data.building.build import build_store
 from fedsim.data.store import TokenStore
-from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.experiments.benchmarks.timing import Row, in_own_process
 from fedsim.utils import files as paths
-from fedsim.utils.machine import Row, peak_memory_bytes
+from fedsim.utils.machine import peak_memory_bytes
 
 _GRAPHS, _EXAMPLES, _OWNERS = 20, 10_000, 1_000
 _OTHERS = (0.5, 1.0, 2.0)  # owners beside the user, on average, in turn

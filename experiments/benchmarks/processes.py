@@ -20,7 +20,8 @@ import torch
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clipping import FlatClip
 from fedsim.experiments.benchmarks.engines.cases import Case, workload
-from fedsim.utils.machine import BRIEF_WAITING, Row
+from fedsim.experiments.benchmarks.timing import Row
+from fedsim.utils.machine import BRIEF_WAITING
 
 _SECONDS, _TURNS = 10.0, 5
 

@@ -9,13 +9,12 @@ import platform
 import re
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     pass
@@ -108,68 +107,6 @@ def give_back_freed_memory() -> None:
 
 _CPUINFO = Path("/proc/cpuinfo")
 _PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy", "torch")
-
-
-class _Required(TypedDict):
-    benchmark: str
-    case: str
-    seconds: float | None
-
-
-class Row(_Required, total=False):
-    """One measurement; benchmarks add their own settings under `details`.
-
-    Attributes:
-        benchmark: its registered name.
-        case: what was computed.
-        seconds: the median of the repetitions, wall-clock; None where it was not measured, with
-            the reason under `details["not_measured"]`.
-        engine: by which of several ways, where there are several.
-        repetitions: how many the median is of.
-        ratio: of the reference's seconds to these, how many times faster than it; or None.
-            A benchmark whose reference is fedsim itself says so.
-        ratio_to_floor: of these seconds to those that the machine cannot do without.
-        details: settings and results, as JSON values.
-    """
-
-    engine: str
-    repetitions: int
-    ratio: float | None
-    ratio_to_floor: float
-    details: dict[str, Any]
-
-
-def interleaved(
-    tasks: Mapping[str, Callable[[], Any]], order: Sequence[str]
-) -> dict[str, list[float]]:
-    """Return the wall-clock seconds of each repetition of each task in `order`.
-
-    All run in this process, in that order: what slows the machine down for a while slows
-    neighbours alike.
-
-    Args:
-        tasks: what to measure, by name.
-        order: names, each as often as it is to be repeated.
-    """
-    seconds: dict[str, list[float]] = {}
-    for name in order:
-        started = time.perf_counter()
-        tasks[name]()
-        seconds.setdefault(name, []).append(time.perf_counter() - started)
-    return seconds
-
-
-def times_as_long(seconds: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median over turns of one task's seconds to another's of the same turn.
-
-    A machine that others share changes its speed within seconds: what ran side by side had the
-    same, which medians of all turns need not have.
-
-    Args:
-        seconds: of each turn, from `interleaved`.
-        others: of as many turns or more; those to which `seconds` has none do not count.
-    """
-    return median(one / other for one, other in zip(seconds, others, strict=False))
 
 
 def machine() -> dict[str, Any]:

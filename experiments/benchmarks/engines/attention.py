@@ -14,14 +14,14 @@ from typing import cast, get_args
 from fedsim.config import Attention
 from fedsim.experiments.benchmarks.engines.cases import Case, workload
 from fedsim.experiments.benchmarks.engines.measured import AUTO, Contestant
-from fedsim.experiments.benchmarks.timing import in_own_process, row_of
-from fedsim.utils.machine import (
+from fedsim.experiments.benchmarks.timing import (
     Row,
+    in_own_process,
     interleaved,
-    keep_freed_memory,
-    peak_memory_bytes,
+    row_of,
     times_as_long,
 )
+from fedsim.utils.machine import keep_freed_memory, peak_memory_bytes
 
 _LENGTHS = (128, 512, 1024, 2048)  # the cohort has as many tokens as the longest example
 _REPETITIONS = 5

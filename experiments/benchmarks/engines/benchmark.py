@@ -7,7 +7,7 @@ import logging
 from fedsim.experiments.benchmarks.engines.cases import Case
 from fedsim.experiments.benchmarks.engines.engine_memory import memory_rows
 from fedsim.experiments.benchmarks.engines.measured import ROUND, STRONG, measured
-from fedsim.utils.machine import Row
+from fedsim.experiments.benchmarks.timing import Row
 
 log = logging.getLogger(__name__)
 

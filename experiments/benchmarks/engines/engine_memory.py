@@ -18,8 +18,8 @@ from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clipping import FlatClip
 from fedsim.experiments.benchmarks.engines.cases import Case, Workload, workload
 from fedsim.experiments.benchmarks.engines.floor import summed_loss
-from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.utils.machine import Row, keep_freed_memory, peak_memory_bytes
+from fedsim.experiments.benchmarks.timing import Row, in_own_process
+from fedsim.utils.machine import keep_freed_memory, peak_memory_bytes
 
 _PLAIN, _GHOST = "non-private", "ghost"
 _MODEL, _UNITS = "gpt2-small", 32

@@ -24,9 +24,9 @@ from fedsim.experiments.benchmarks.engines.floor import (
     num_examples,
 )
 from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
-from fedsim.experiments.benchmarks.timing import row_of
+from fedsim.experiments.benchmarks.timing import Row, interleaved, row_of, times_as_long
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.machine import Row, interleaved, keep_freed_memory, times_as_long
+from fedsim.utils.machine import keep_freed_memory
 
 FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
 STRONG, ROUND = "strong floor", "whole round"

@@ -23,14 +23,9 @@ import torch
 
 from fedsim.experiments.benchmarks.gpu.checks import device_tests, parity, resumed
 from fedsim.experiments.benchmarks.gpu.speed import ratios, workers
+from fedsim.experiments.benchmarks.timing import Row
 from fedsim.utils.files import write_atomically
-from fedsim.utils.machine import (
-    Row,
-    collect_garbage_rarely,
-    keep_freed_memory,
-    machine,
-    versions,
-)
+from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory, machine, versions
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from fedsim.clipping import NoClip
 from fedsim.config import Config, ModelConfig, Precision, parse_config
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
+from fedsim.experiments.benchmarks.timing import Row
 from fedsim.materials import load_materials
 from fedsim.runner.checkpoint import checkpoints_in
 from fedsim.runner.launch import run
 from fedsim.tensors import l2_norm
-from fedsim.utils.machine import Row
 
 _MODELS = {
     "tiny-gpt, adapters": ModelConfig(pretraining_steps=0, lora_rank=2),  # the quick one

@@ -24,9 +24,9 @@ from fedsim.experiments.benchmarks.engines.networks import CONFIGS, LORA_RANK, n
 from fedsim.experiments.benchmarks.gpu.checks import small_data
 from fedsim.experiments.benchmarks.grids.compute_bound import throughput
 from fedsim.experiments.benchmarks.server.large_round import save_random
+from fedsim.experiments.benchmarks.timing import Row
 from fedsim.grids.records import ClientSpec
 from fedsim.plan import TaskSpec
-from fedsim.utils.machine import Row
 
 log = logging.getLogger(__name__)
 

@@ -23,12 +23,11 @@ from fedsim.experiments.benchmarks.grids.null_client import (
     parameters_of,
 )
 from fedsim.experiments.benchmarks.grids.population import population_round
-from fedsim.experiments.benchmarks.timing import REPETITIONS, in_own_process, repeated, row_of
+from fedsim.experiments.benchmarks.timing import REPETITIONS, Row, in_own_process, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
-from fedsim.utils.machine import Row
 
 _SIZES = {"1M": 1_000_000, "10M": 10_000_000}
 _COHORT = 200

@@ -11,10 +11,10 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, NAME, null_spec, parameters_of
+from fedsim.experiments.benchmarks.timing import Row
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
-from fedsim.utils.machine import Row
 
 _PARAMETERS = 10_000_000
 

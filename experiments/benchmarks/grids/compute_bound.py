@@ -10,14 +10,13 @@ from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
-from fedsim.experiments.benchmarks.timing import repeated, row_of
+from fedsim.experiments.benchmarks.timing import Row, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
 from fedsim.grids.records import ClientSpec
 from fedsim.materials import load_materials
 from fedsim.plan import TaskSpec
-from fedsim.utils.machine import Row
 
 _COHORT, _GROUP_SIZE = 64, 16
 _CLIP = FlatClip(l2_clip_norm=1.0)

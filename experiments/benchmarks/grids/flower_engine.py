@@ -22,8 +22,8 @@ from flwr.simulation import run_simulation
 
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.null_client import app as client_app
+from fedsim.experiments.benchmarks.timing import interleaved
 from fedsim.grids.executor import GridExecutor, wait_for_nodes
-from fedsim.utils.machine import interleaved
 
 
 class TimedFedAvg(FedAvg):

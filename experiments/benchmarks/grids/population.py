@@ -7,7 +7,7 @@ import numpy as np
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.experiments.benchmarks.grids.null_client import NAME, null_spec, parameters_of
-from fedsim.experiments.benchmarks.timing import repeated, row_of
+from fedsim.experiments.benchmarks.timing import Row, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
@@ -16,7 +16,6 @@ from fedsim.round import run_round
 from fedsim.sampling import PoissonSampling
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.utils.machine import Row
 
 _USERS = 342_477  # Stack Overflow's training users, Charles et al. 2024, Table 1
 _COHORT = 1_000

@@ -28,8 +28,8 @@ from fedsim.experiments.benchmarks.engines.cases import (
 from fedsim.experiments.benchmarks.engines.measured import AUTO, CLIP, Contestant
 from fedsim.experiments.benchmarks.peers.install import python
 from fedsim.experiments.benchmarks.peers.partner import TOLERANCE, Partner, distance
-from fedsim.experiments.benchmarks.timing import row_of
-from fedsim.utils.machine import Row, keep_freed_memory
+from fedsim.experiments.benchmarks.timing import Row, row_of
+from fedsim.utils.machine import keep_freed_memory
 
 OURS, PFL = "fedsim auto", "pfl"
 OPACUS_MODES = ("flat", "ghost", "fast gradient clipping")

@@ -28,7 +28,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import large_round
-from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.experiments.benchmarks.timing import Row, in_own_process, interleaved, times_as_long
 from fedsim.noise.gaussian import CHUNK, release_
 from fedsim.noise.matrix import NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.noise.memory import NoiseMemory
@@ -37,13 +37,7 @@ from fedsim.runner.training import check_parameters
 from fedsim.seeding import NoiseKey, noise_key, secret_noise_key
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, fold_, zeros_like
-from fedsim.utils.machine import (
-    Row,
-    interleaved,
-    keep_freed_memory,
-    peak_memory_bytes,
-    times_as_long,
-)
+from fedsim.utils.machine import keep_freed_memory, peak_memory_bytes
 
 _TURNS = 5
 _ROUNDS, _BANDS = 64, 4  # of the matrices that correlate noise

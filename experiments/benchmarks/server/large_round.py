@@ -30,7 +30,7 @@ from fedsim.data.config import DataConfig
 from fedsim.execution import Engine, Task
 from fedsim.experiments.benchmarks.grids.bytes import Watched
 from fedsim.experiments.benchmarks.grids.population import plan_of
-from fedsim.experiments.benchmarks.timing import row_of
+from fedsim.experiments.benchmarks.timing import Row, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
@@ -40,7 +40,6 @@ from fedsim.plan import TaskSpec
 from fedsim.round import run_round
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
-from fedsim.utils.machine import Row
 
 NAME = "benchmark-timed"
 """The entry point of `app` under `fedsim.client_apps`."""

@@ -15,6 +15,7 @@ from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server.benchmark import MODELS
 from fedsim.experiments.benchmarks.server.run_memory import measured, run_rows, write_words
+from fedsim.experiments.benchmarks.timing import Row
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.ray_cluster import Share
 from fedsim.grids.ray_grid import RayGrid
@@ -22,7 +23,7 @@ from fedsim.grids.records import ClientSpec
 from fedsim.materials import load_materials
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from fedsim.utils.machine import Row, peak_memory_bytes
+from fedsim.utils.machine import peak_memory_bytes
 
 _COHORTS = (50, 5_000)
 _USERS = 10_000

@@ -21,8 +21,8 @@ from transformers import PretrainedConfig
 import fedsim
 from fedsim.experiments.benchmarks.server import plain_step
 from fedsim.experiments.benchmarks.server.large_round import save_random
-from fedsim.experiments.benchmarks.timing import in_own_process
-from fedsim.utils.machine import Row, peak_memory_bytes
+from fedsim.experiments.benchmarks.timing import Row, in_own_process
+from fedsim.utils.machine import peak_memory_bytes
 
 _USERS, _GROUP_SIZE, _LENGTH = 8, 2, 64
 _WORDS_EACH = 2_500

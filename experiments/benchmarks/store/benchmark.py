@@ -25,10 +25,9 @@ from fedsim.data.split import split_store
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.keys import base
 from fedsim.experiments.benchmarks.store import sample
-from fedsim.experiments.benchmarks.timing import in_own_process, row_of
+from fedsim.experiments.benchmarks.timing import Row, in_own_process, interleaved, row_of
 from fedsim.seeding import stream
 from fedsim.utils import files as paths
-from fedsim.utils.machine import Row, interleaved
 
 _COHORT = 4_096
 _GROUP_SIZE = 16

@@ -21,6 +21,7 @@ from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses
 from fedsim.execution import Engine, Executor, Keys, Task, Unit
+from fedsim.experiments.benchmarks.timing import interleaved
 from fedsim.grids.executor import build_executor
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.language_model import LanguageModel
@@ -32,7 +33,6 @@ from fedsim.round import run_round
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, add_, zeros_like
-from fedsim.utils.machine import interleaved
 
 BATCH_SIZES = (32, 64, 128)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.gpu.__main__ import main, measure
-from fedsim.utils.machine import Row
+from fedsim.experiments.benchmarks.timing import Row
 from tests.conftest import Capture, Patch
 
 

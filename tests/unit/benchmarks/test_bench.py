@@ -21,11 +21,12 @@ from fedsim.accounting.methods import pld
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
 from fedsim.experiments.benchmarks import accounting
+from fedsim.experiments.benchmarks.timing import Row, interleaved, times_as_long
 from fedsim.sampling import PoissonSampling
 from fedsim.utils import machine as benchmarking
 from fedsim.utils import terminal
 from fedsim.utils.files import cache_dir
-from fedsim.utils.machine import Row, interleaved, machine, times_as_long, versions
+from fedsim.utils.machine import machine, versions
 
 
 def sleeping() -> list[Row]:
@@ -159,7 +160,7 @@ def test_tasks_run_in_their_order_and_ratios_are_of_neighbours(
 
         return run
 
-    monkeypatch.setattr("fedsim.utils.machine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("fedsim.experiments.benchmarks.timing.time.perf_counter", lambda: clock[0])
     # In the second turn the machine is ten times as slow; in the third, "b" alone is disturbed.
     durations = {"a": [2.0, 20.0, 2.0, 2.0], "b": [1.0, 10.0, 8.0], "never": []}
     tasks = {name: task(name, list(taken)) for name, taken in durations.items()}

@@ -35,10 +35,9 @@ from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
 from fedsim.experiments.benchmarks.peers import install, run
 from fedsim.experiments.benchmarks.peers.partner import distance
-from fedsim.experiments.benchmarks.timing import row_of
+from fedsim.experiments.benchmarks.timing import Row, interleaved, row_of, times_as_long
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm
-from fedsim.utils.machine import Row, interleaved, times_as_long
 from tests.conftest import Patch
 
 

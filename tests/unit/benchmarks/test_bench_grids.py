@@ -19,13 +19,12 @@ from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import benchmark as server
 from fedsim.experiments.benchmarks.server import run_memory
 from fedsim.experiments.benchmarks.server.large_round import app as timed_app
-from fedsim.experiments.benchmarks.timing import in_own_process
+from fedsim.experiments.benchmarks.timing import Row, in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from fedsim.utils.machine import Row
 from tests.conftest import Patch, small_config
 from tests.contracts.test_executors import TASKS, client_spec
 

@@ -57,12 +57,6 @@ class Budget:
         """Return ε of everything in the ledger."""
         return ledger.epsilon(self.delta, self.accountant, self.relation)
 
-    def remaining(self, ledger: Ledger) -> float:
-        """Return what is left of ε; 0 when it is overspent. Composition is not addition: a
-        round may fit although its own ε is above what is left.
-        """  # noqa: D205
-        return max(0.0, self.epsilon - self.spent(ledger))
-
     def affordable(self, ledger: Ledger, cost: RoundCost, at_most: int) -> int:
         """Return how many further rounds of this cost fit, `at_most` at most.
 

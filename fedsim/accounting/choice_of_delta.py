@@ -1,30 +1,10 @@
-"""The choice of δ: as a power of the number of users, and what it promises to so many."""
+"""A δ as a power of the number of users, and whether it promises anything to so many."""
 
 from __future__ import annotations
 
 import math
 
 from fedsim.errors import ConfigError
-
-
-def delta_of_population(num_users: int, exponent: float = 1.1) -> float:
-    """Return δ = n^-exponent, the habit of both papers (McMahan et al. 2018, Table 1).
-
-    Args:
-        num_users: n >= 2, at best a public number: a δ made of a private count tells that count.
-        exponent: above 1 keeps δ below 1/n.
-
-    Raises:
-        ConfigError: fewer than two users, or an exponent whose δ is not in (0, 1).
-    """
-    _check_population(num_users)
-    delta = num_users**-exponent if math.isfinite(exponent) else math.nan
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(
-            f"exponent = {exponent!r}: n^-exponent is not in (0, 1) for n = {num_users}; "
-            "give about 1.1"
-        )
-    return delta
 
 
 def is_promise(delta: float, num_users: int) -> bool:

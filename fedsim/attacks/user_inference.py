@@ -173,11 +173,10 @@ def _finished(run_dir: Path) -> RunReport:
 
 def _kept(folder: RunFolder, start: Tensors) -> Iterator[ServerState]:
     """Yield the states that a run kept, and raise `ConfigError` at one that is none of this run."""
-    charged = folder.read_ledger()
     for path in checkpoints_in(folder.checkpoints):
         state = load_checkpoint(path)
         shapes = [{name: v.shape for name, v in t.items()} for t in (state.parameters, start)]
-        if state.round != round_of(path) or shapes[0] != shapes[1] or state.ledger.beyond(charged):
+        if state.round != round_of(path) or shapes[0] != shapes[1]:
             raise ConfigError(f"checkpoint {path}: is not of this run; remove it")
         yield state
 

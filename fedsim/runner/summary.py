@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from fedsim.accounting.choice_of_delta import delta_sentence, is_promise
+from fedsim.accounting.choice_of_delta import delta_sentence
 from fedsim.accounting.promise import ORIGIN, TOGETHER
 from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import PrivacyTerms, finite_or_none
@@ -35,6 +35,7 @@ from fedsim.report.schema import (
     HeldOut,
     ModelSummary,
     Privacy,
+    Query,
     RoundMetrics,
     RunReport,
     Samples,
@@ -42,9 +43,9 @@ from fedsim.report.schema import (
     TradeOffBound,
     Utility,
 )
-from fedsim.runner.queries import queries
 from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.sampling import Relation, TruncatedPoissonSampling
+from fedsim.seeding import is_score
 from fedsim.state import ServerState
 from fedsim.utils.machine import peak_memory_bytes
 
@@ -180,24 +181,27 @@ def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
 def _counted(
     plan: RoundPlan, state: ServerState, cut_short: bool, charged_until: int | None
 ) -> tuple[str, ...]:
-    """Return what is said where ε is of more rounds than those that led to the model."""
-    ahead, releases = charged_until is not None, state.ledger.num_releases
-    scores = sum(ahead or at <= state.round for at in plan.score_rounds if plan.search is None)
-    once = scores + (state.round if charged_until is None else charged_until)
-    said = []
+    """Return sentences for an ε that counts more rounds than the model was trained for."""
+    releases, until = state.ledger.num_releases, charged_until or state.round
+    scores = sum(
+        charged_until is not None or at <= state.round
+        for at in plan.score_rounds
+        if plan.search is None
+    )
+    sentences = []
     if cut_short:
-        said.append(
+        sentences.append(
             f"The shared ledger ended the run after {state.round} rounds. What other runs spent of "
             "it may have been decided after looking at this one, so ε is of all "
             f"{releases} releases, made or still planned."
         )
-    if (again := releases - once) > 0:
-        said.append(
-            f"The run was cut off and taken up: {again} of the {releases} releases were made "
-            "again, with other noise. ε is of all of them, and supposes that nobody cut the run "
-            "off for what they showed."
+    if (num_repeated := releases - scores - until) > 0:
+        sentences.append(
+            f"The run was cut off and taken up: {num_repeated} of the {releases} releases were "
+            "made again, with other noise. ε is of all of them, and supposes that nobody cut the "
+            "run off for what they showed."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def as_scores(evaluation: Evaluation) -> Scores:
@@ -271,6 +275,63 @@ def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> Privac
         return terms
     epsilon = state.ledger.epsilon(terms.delta, terms.accountant, plan.relation)
     return replace(terms, epsilon=epsilon)
+
+
+_NOT_PAID = "nothing pays for it"
+
+
+def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query, ...]:
+    """Return the questions that a run asked of the private text, the charged ones first.
+
+    Args:
+        config: of the run.
+        plan: of each round.
+        state: its ledger holds every charged release.
+    """
+    paid_by = None if plan.sampling.guaranteed else "a hypothetical ε alone"
+    charged: list[tuple[str, int | None, str]] = []
+    if plan.noise_multiplier > 0.0:
+        rounds = sum(item.num_rounds for item in state.ledger.items if not is_score(item.release))
+        noise = f"noise multiplier {plan.cost.noise_multiplier:.5g}"
+        included = "in the price of the above"
+        charged.append(("the clipped sum of a round's units", rounds, noise))
+        if isinstance(plan.clip_policy, AdaptiveClip):
+            question = "how many of a round's units the clip leaves as they are"
+            charged.append((question, rounds, included))
+        if plan.sampling.test is not None:
+            charged.append(("whether a round's users are concentrated", rounds, included))
+        if plan.search is not None:
+            charged.append(("the private score of each trial of the search", None, included))
+            charged.append(("which trial has the best one", 1, included))
+        elif scores := state.ledger.num_releases - rounds:
+            question = "held-out loss and accuracy, and the number of users, as private scores"
+            noise = f"noise multiplier {plan.score_cost.noise_multiplier:.5g}"
+            charged.append((question, scores, noise))
+    evaluated = 1 + -(-state.round // config.training.evaluate_every)
+    privacy, user = config.privacy, plan.unit == "user"
+    declared = privacy.declared_num_users if user else privacy.declared_num_examples
+    hidden = plan.relation is Relation.ADD_OR_REMOVE and declared is None
+    free = [
+        ("held-out loss, perplexity and accuracy", evaluated * bool(config.data.held_out_examples)),
+        ("each round's number of units and gradients, training loss and norm", state.round),
+        ("the numbers of users, examples and tokens, and of those that were dropped", 1),
+        (
+            f"how many {plan.unit}s there are, for rates and denominator",
+            int(hidden and plan.noise_multiplier > 0.0),
+        ),
+        ("which settings are good, if they were chosen by looking at earlier runs", None),
+    ]
+    return (
+        *(
+            Query(question=question, times=times, paid_by=paid_by or by, covered=paid_by is None)
+            for question, times, by in charged
+        ),
+        *(
+            Query(question=question, times=times, paid_by=_NOT_PAID, covered=False)
+            for question, times in free
+            if times != 0
+        ),
+    )
 
 
 def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:
@@ -384,39 +445,32 @@ def _shared(config: Config) -> tuple[str, ...]:
 def delta_warnings(
     config: Config, relation: Relation, counted: int, sampled: str
 ) -> tuple[str, ...]:
-    """Return what the report will say of a δ that promises nothing; () where it promises.
+    """Return the sentence on a δ that promises nothing; () where it promises.
 
     Args:
         config: of the run.
         relation: of its guarantee.
         counted: users, or owners, of the private data.
-        sampled: what is drawn: "user" or "example".
+        sampled: the unit that is drawn: "user" or "example".
     """
-    delta = config.privacy.delta or 0.0
-    hollow = not is_promise(delta, _measure(config, relation, counted, sampled)[0])
-    return _delta(config, relation, counted, sampled) if hollow else ()
+    sentences = _delta(config, relation, counted, sampled)
+    return tuple(sentence for sentence in sentences if "Warning" in sentence)
 
 
 def _delta(config: Config, relation: Relation, counted: int, sampled: str) -> tuple[str, ...]:
-    if config.privacy.delta is None or counted < 2:
+    """Return δ as a power of the number of users, which is public if it was declared."""
+    privacy = config.privacy
+    if privacy.delta is None or counted < 2:
         return ()
-    return (delta_sentence(config.privacy.delta, *_measure(config, relation, counted, sampled)),)
-
-
-def _measure(
-    config: Config, relation: Relation, counted: int, sampled: str
-) -> tuple[int, bool, str, str]:
-    """Return the number that δ is measured against, if it is public, why, and of what it is."""
-    declared = config.privacy.declared_num_users
-    if declared is not None:
-        return declared, True, "a number declared public", "users"
+    if privacy.declared_num_users is not None:
+        return (delta_sentence(privacy.delta, privacy.declared_num_users, True),)
     # Of users who are in a pool alone: owners can be more than the examples that they share.
-    examples = config.privacy.declared_num_examples
-    pooled = relation is Relation.ADD_OR_REMOVE and sampled == "example"
-    if pooled and examples is not None:
-        return examples, True, "declared public, of at most as many users", "pooled examples"
-    public, why = relation is not Relation.ADD_OR_REMOVE, "a number that the relation does not hide"
-    return counted, public, why, f"{relation.unit}s"
+    examples, hides = privacy.declared_num_examples, relation is Relation.ADD_OR_REMOVE
+    if hides and sampled == "example" and examples is not None:
+        origin = "declared public, of at most as many users"
+        return (delta_sentence(privacy.delta, examples, True, origin, "pooled examples"),)
+    origin = "a number that the relation does not hide"
+    return (delta_sentence(privacy.delta, counted, not hides, origin, f"{relation.unit}s"),)
 
 
 def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
@@ -453,10 +507,9 @@ def _samples(config: Config, materials: Materials, state: ServerState) -> Sample
     model, seed = materials.model, config.seed
     longest = min(SAMPLE_TOKENS, config.data.sequence_length)
     start = model.initial_parameters()
-    return Samples(
-        initial=tuple(sample_texts(model, start, SAMPLES, longest, seed)),
-        final=tuple(sample_texts(model, state.parameters, SAMPLES, longest, seed)),
-    )
+    texts = (sample_texts(model, p, SAMPLES, longest, seed) for p in (start, state.parameters))
+    initial, final = map(tuple, texts)
+    return Samples(initial=initial, final=final)
 
 
 def _machine(config: Config) -> dict[str, JsonValue]:

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.choice_of_delta import delta_of_population
 from fedsim.accounting.events import RoundCost
 from fedsim.experiments.studies.common.output import (
     Result,
@@ -175,7 +174,7 @@ def settings() -> list[Setting]:
     first = [
         Setting(1, row.users, row.cohort, row.noise_multiplier, rounds, delta, printed)
         for row in TABLE_1
-        for delta in [delta_of_population(row.users, DELTA_EXPONENT)]
+        for delta in [row.users**-DELTA_EXPONENT]
         for rounds, printed in zip(TABLE_1_ROUNDS, row.epsilons, strict=True)
     ]
     z, rounds, delta = TABLE_2_NOISE_MULTIPLIER, TABLE_2_ROUNDS, TABLE_2_DELTA

@@ -26,13 +26,11 @@ def ledger_of(*charges: tuple[RoundCost, int]) -> Ledger:
     return ledger
 
 
-def test_spent_and_remaining_of_rounds_that_cost_differently() -> None:
+def test_spent_of_rounds_that_cost_differently() -> None:
     ledger = ledger_of((A, 5), (B, 3), (A, 2))
     budget = Budget(3.0, DELTA)
     together = epsilon_of_composition([(A, 7), (B, 3)], DELTA)
     assert budget.spent(ledger) == together
-    assert budget.remaining(ledger) == 3.0 - together
-    assert Budget(0.01, DELTA).remaining(ledger) == 0.0
     assert budget.spent(Ledger()) == 0.0
     # Composed, not added: and more than either part.
     assert max(epsilon(A, 7, DELTA), epsilon(B, 3, DELTA)) < together

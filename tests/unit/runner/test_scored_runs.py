@@ -21,8 +21,8 @@ from fedsim.report.schema import RoundMetrics, load_metrics, load_report
 from fedsim.runner.finished import Run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
-from fedsim.runner.queries import queries
 from fedsim.runner.shared_ledger import read_shared
+from fedsim.runner.summary import queries
 from fedsim.sampling import PoissonSampling
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan

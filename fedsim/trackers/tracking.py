@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedsim.accounting.statement import HYPOTHETICAL
 from fedsim.config import Config
+from fedsim.errors import ConfigError
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.report.schema import METRICS_FILE, RoundMetrics, load_metrics
@@ -19,20 +20,20 @@ class Tracker(Protocol):
     """Shows a run elsewhere. An error that it raises ends the run, which can be resumed."""
 
     def on_round(self, line: RoundMetrics) -> None:
-        """Take a line that has just been written to `metrics.jsonl`; round 0 is the start."""
+        """Take a line of `metrics.jsonl`; round 0 is the start."""
 
     def close(self) -> None:
         """End, whether the run did well or not."""
 
 
 TrackerFactory = Callable[[Path, Config, str], Tracker]
-"""What is registered under `fedsim.trackers`: called with run folder, config and ε's terms.
+"""Registered under `fedsim.trackers`; called with run folder, config and ε's terms.
 
-When it is called, `metrics.jsonl` holds the lines of rounds that are behind: none in a new run,
-those up to the checkpoint in a run that is taken up. Later rounds come (again) by `on_round`. The
-terms are what every ε is shown with: δ, unit, relation, sampler and accountant; "" where
-there is no guarantee.
+A tracker gets all lines from the start, also in a resumed run, and begins anew there. The terms
+must be shown with every ε: δ, unit, relation, sampler and accountant; "" without a guarantee.
 """
+
+_COVERED = ("clip_norm", "released_share", "private_scores/")  # from releases that ε counts
 
 
 def find_trackers(names: Sequence[str]) -> list[TrackerFactory]:
@@ -41,14 +42,27 @@ def find_trackers(names: Sequence[str]) -> list[TrackerFactory]:
     Raises:
         ConfigError: nothing is registered under a name, or its package is not installed.
     """
-    return [resolve("trackers", name, "training.trackers") for name in names]
+    found = []
+    for name in names:
+        try:
+            found.append(resolve("trackers", name, "training.trackers"))
+        except ModuleNotFoundError as error:  # a tracker of our own
+            raise ConfigError(
+                f"training.trackers = {name!r}: needs a package ({error}); "
+                f"pip install 'fedsim-dp[{name}]'"
+            ) from None
+    return found
 
 
 @contextmanager
 def tracking(
     factories: Sequence[TrackerFactory], run_dir: Path, config: Config, terms: str
 ) -> Iterator[Callable[[RoundMetrics], None]]:
-    """Give a function that hands a line to all trackers, and close them at the end."""
+    """Give a function that hands a line to all trackers, and close them at the end.
+
+    They get the lines of earlier rounds first.
+    """
+    earlier = load_metrics(run_dir) if (run_dir / METRICS_FILE).exists() else ()
     with ExitStack() as stack:
         trackers = []
         for factory in factories:
@@ -60,54 +74,32 @@ def tracking(
             for tracker in trackers:
                 tracker.on_round(line)
 
+        for line in earlier if trackers else ():
+            tell(line)
         yield tell
-
-
-_COVERED = (
-    "clip_norm",
-    "released_share",
-    "private_scores/",
-)  # they follow from releases that were paid for
 
 
 def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
     """Yield a tag and a value for every number of a line but the round, NaN and infinities too.
 
-    The tag of ε has its terms; what is computed on private text, and no ε covers or a hypothetical
-    one does, stands under "not covered by ε".
+    The tag of ε has its terms. Numbers from private text that no ε covers, or only a hypothetical
+    one, stand under "not covered by ε".
     """
     guaranteed = bool(terms) and not terms.startswith(HYPOTHETICAL)
-    for name, value in _numbers(
-        line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)
-    ):
-        if name == "epsilon":
-            yield f"epsilon ({terms})", value
-        else:
-            covered = guaranteed and name.startswith(_COVERED)
-            yield name if covered else f"not covered by ε/{name}", value
-
-
-def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", float(value)
-
-
-def shown_run(run_dir: Path) -> str:
-    """Return what a run is called elsewhere: its folder's name without a seed in it."""
-    name = run_dir.resolve().name
-    return ",".join(part for part in name.split(",") if not part.startswith("seed=")) or "run"
-
-
-def lines_behind(run_dir: Path) -> tuple[RoundMetrics, ...]:
-    """Return the lines of rounds that are behind when a tracker begins; see `TrackerFactory`."""
-    return load_metrics(run_dir) if (run_dir / METRICS_FILE).exists() else ()
+    content = line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)
+    for name, value in content.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, number in parts.items():
+            tag = f"{name}/{part}" if part else name
+            if tag == "epsilon":
+                yield f"epsilon ({terms})", float(number)
+            else:
+                covered = guaranteed and tag.startswith(_COVERED)
+                yield tag if covered else f"not covered by ε/{tag}", float(number)
 
 
 def epsilon_terms(plan: RoundPlan, config: Config) -> str:
-    """Return what an ε of this run means, in words; "" without a guarantee."""
+    """Return the terms of an ε of this run, in words; "" without a guarantee."""
     if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
         return ""
     return plan_terms(config, plan).caption()

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fedsim import Config, RoundMetrics, load_metrics
+from fedsim import Config, RoundMetrics
 
 
 class CsvTracker:
-    """A `fedsim.Tracker` that writes a row a round; a run that is taken up has each row once."""
+    """A `fedsim.Tracker` that writes a row a round."""
 
     def __init__(self, run_dir: Path, config: Config, terms: str) -> None:
         self._file = (run_dir / "losses.csv").open("w", newline="", encoding="utf-8")
         self._rows = csv.writer(self._file)
         self._rows.writerow(["round", "units", "train_loss", "held_out_loss"])
-        if (run_dir / "metrics.jsonl").exists():  # the rounds before a resume
-            for line in load_metrics(run_dir):
-                self.on_round(line)
 
     def on_round(self, line: RoundMetrics) -> None:
         """Write the row of a line; what a round did not measure stays empty."""

@@ -1,10 +1,9 @@
 """Measure an attack: statistics of log ratios, ROC of each, and overfitting of each checkpoint.
 
 The log ratio of a sample x is log p_θ(x) - log p_ref(x), each the log-likelihood of the whole
-sequence: a sum over its predicted tokens, never divided by their number. A user's statistic is the
+sequence: a sum over its predicted tokens, not divided by their number. A user's statistic is the
 mean, the largest or the smallest log ratio of its samples (Kandpal et al. 2023, §3, eq. 4, and
-Table 6). How far a model overfits, and whether attacks follow, is of users, not of texts (Figure
-3): both losses are on text that was never trained on.
+Table 6). Both losses of the gap (Figure 3) are on text that was never trained on.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ def measure_group(
 
     Args:
         name: "users", "canaries" or "listeners".
-        sides: who is attacked; all of them have `max(samples)` samples.
-        ratios: of the users that `sides` has the indices of.
-        samples: how many of each user's samples the attacker uses; the largest is the headline.
+        sides: the attacked users; all have at least `max(samples)` samples.
+        ratios: of all users; `sides` has indices into them.
+        samples: numbers of a user's samples that the attacker uses; the largest is the headline.
         seed: of the bootstrap.
     """
     attacked = np.concatenate([sides.inside, sides.outside])
@@ -97,10 +96,9 @@ def measure_group(
     return Group.model_validate(
         {
             "name": name,
-            "users_in": len(sides.inside),
+            "users_in": count,
             "users_out": len(sides.outside),
-            "left_out_in": sides.left_out_in,
-            "left_out_out": sides.left_out_out,
+            **{key: getattr(sides, key) for key in ("left_out_in", "left_out_out")},
             "measured": measured,
             "curves": curves,
         }
@@ -163,11 +161,11 @@ def after_round(
 
     Args:
         round: of the state.
-        known: whose samples were scored.
-        sides: who is attacked.
+        known: the samples that were scored.
+        sides: the attacked users.
         before: the samples' scores under the reference.
-        after: the same under the state.
-        samples: how many of each user's samples the attack uses; the losses are of all.
+        after: their scores under the state.
+        samples: number of a user's samples in the attack; the losses are of all samples.
     """
     ratios = LogRatios(before.nats - after.nats, known.offsets)
     inside, outside = (

@@ -1,12 +1,12 @@
 """The users and samples of an attack: members, and others who were not trained on.
 
-Kandpal et al. 2023, D.1. Members are users of the training set, and what the attacker has of them
-is their held-out examples, but for those that the user has, token for token, among the others too.
-Of the users who were never trained on, the attacker has what the same rule would have held out:
-with more of them, their scores would vary less for that reason alone.
+Kandpal et al. 2023, D.1. Members are users of the training set; the attacker has their held-out
+examples, without those that the user also has, token for token, among the training examples. For
+users who were never trained on, the attacker has the examples that the same rule would have held
+out, so that both sides have equally many.
 
-Where texts have several owners, a listener is an owner who wrote nothing. What the attacker has of
-a listener is what the same rule holds out of others' texts, as far as the listener co-owns them.
+If texts have several owners, a listener is an owner who wrote nothing. The attacker has the
+listener's share of the texts that the same rule holds out from their writers.
 """
 
 from __future__ import annotations
@@ -113,13 +113,12 @@ def known_samples(
 
 
 def _not_trained_on(store: TokenStore, everyone: Split) -> Indices:
-    """Return the held-out examples whose text their writer has not among the others as well.
+    """Return the held-out examples without those that equal another example of their writer.
 
-    Of those who were never trained on too: with texts that come twice on one side alone, the sides
-    would differ by more than the training.
+    For users who were never trained on too, so that the sides differ by the training alone.
     """
     keys = store.example_keys
-    if store.graph is not None:  # there they are of places in the graph
+    if store.graph is not None:  # there the keys depend on places in the graph
         contents = (store.example(example).tobytes() for example in range(store.num_examples))
         keys = np.fromiter((hash(content) % 2**64 for content in contents), np.uint64)
 
@@ -153,7 +152,7 @@ def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSp
         do = f"give at most {most}" if most else "hold out more users or examples"
         raise ConfigError(
             f"--samples {samples}: {len(inside)} trained and {len(outside)} held-out users have "
-            f"so many examples that were not trained on, and it takes {FEWEST_USERS} of each; {do}"
+            f"that many examples that were not trained on; {FEWEST_USERS} of each are needed; {do}"
         )
     return MemberSplit(
         inside,

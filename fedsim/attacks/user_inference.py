@@ -7,7 +7,7 @@ wrote nothing are attacked as a group of their own: listeners.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,24 +36,21 @@ from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_beside, materials_of
-from fedsim.plan import RoundPlan
 from fedsim.report.schema import Privacy, RunReport, load_report
-from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint, round_of
+from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint
 from fedsim.runner.folder import RunFolder
-from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 
 NOTE = (
     "Scores and rates are computed on private text and covered by no guarantee. An interval is "
     "the middle 95 % of a bootstrap over the users: neither over trainings nor over their texts. "
-    "Of few users, or near 0 and 1, it holds the true value less often than that."
+    "With few users, or near 0 and 1, it covers the true value less often."
 )
 
 _EARLIER = (
-    "The {} was trained before, or may have been, and a seed holds the same users out each time: "
-    "what that training kept of them is not in this run's guarantee, which does not bound this "
-    "attack."
+    "The {} was trained before, or may have been, and a seed holds out the same users each time: "
+    "this run's guarantee does not cover that training, so it does not bound this attack."
 )
 
 
@@ -66,26 +63,27 @@ def attack_run(
 ) -> AttackReport:
     """Attack a finished run.
 
-    Log-likelihoods are kept in RUN_DIR/attack/likelihoods: a second attack is quick, and one that
-    was cut off goes on.
+    Log-likelihoods are kept in RUN_DIR/attack/likelihoods for a second attack.
 
     Args:
         run_dir: of a finished run with held-out users, or with canaries.
         samples: numbers m of a user's samples that the attacker uses; the largest is the
-            headline. Empty for 1, 2, 4, … as far as half of the users have so many.
+            headline. Empty for 1, 2, 4, … as long as half of the users have that many.
         reference: a model's name or path, None for the one that the run started from.
         checkpoints: also attack every checkpoint that the run kept.
 
     Raises:
-        ConfigError: no finished run, no user held out, too few users with so many samples, or a
-            reference of another vocabulary.
+        ConfigError: no finished run, no user held out, too few users with enough samples, or a
+            reference with another vocabulary.
     """
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
     materials = materials_of(config, data_seed)
     split, store = materials.split, materials.store
-    pooled = None if store.graph is None else _pooled(build_plan(config, materials))
+    pooled = None  # the examples that rounds draw from; None for all training examples
+    if store.graph is not None and (plan := build_plan(config, materials)).unit == "example":
+        pooled = plan.pool
     known = known_samples(store, split, config.data, data_seed, pooled)
     groups = _groups(known, split.canaries, store, config)
     folder.check_texts(materials)
@@ -106,15 +104,14 @@ def attack_run(
         measure_group(name, side, ratios, numbers, config.seed) for name, side in sides.items()
     ]
     first = next(iter(sides.values()))
-    start_of_run = materials.model.initial_parameters()
     look = partial(after_round, known=known, sides=first, before=before, samples=max(numbers))
     states = []
-    for state in _kept(folder, start_of_run) if checkpoints else ():
-        scores = likelihoods(materials.model, state.parameters)
-        states.append(look(state.round, after=scores))
-    # A seed draws the same people to be held out of each run on the same data.
-    earlier = materials.earlier_training or report.privacy.earlier_training
-    others = ["starting point"] if earlier else []
+    for path in checkpoints_in(folder.checkpoints) if checkpoints else ():
+        state = load_checkpoint(path)
+        states.append(look(state.round, after=likelihoods(materials.model, state.parameters)))
+    others = []  # models that another training may have made; a seed holds out the same users
+    if materials.earlier_training or report.privacy.earlier_training:
+        others.append("starting point")
     if reference not in (None, config.model.name_or_path, *BUILT_IN):
         others.append("reference")
     bound = bound_of(report.privacy)
@@ -171,28 +168,12 @@ def _finished(run_dir: Path) -> RunReport:
     return load_report(run_dir)
 
 
-def _kept(folder: RunFolder, start: Tensors) -> Iterator[ServerState]:
-    """Yield the states that a run kept, and raise `ConfigError` at one that is none of this run."""
-    for path in checkpoints_in(folder.checkpoints):
-        state = load_checkpoint(path)
-        shapes = [{name: v.shape for name, v in t.items()} for t in (state.parameters, start)]
-        if state.round != round_of(path) or shapes[0] != shapes[1]:
-            raise ConfigError(f"checkpoint {path}: is not of this run; remove it")
-        yield state
-
-
-def _pooled(plan: RoundPlan) -> Indices | None:
-    """Return the examples that the rounds of a plan draw from; None where they draw users."""
-    return plan.pool if plan.unit == "example" else None
-
-
 def _groups(
     known: AttackSamples, canaries: Indices, store: TokenStore, config: Config
 ) -> dict[str, Indices]:
-    """Return who is attacked together: real users, canaries, and owners who wrote nothing.
+    """Return the groups to attack: real users, canaries, and listeners (owners who wrote nothing).
 
-    The last are attacked only if enough of them on either side have a sample: a text with one
-    listener is no reason not to attack its users.
+    A group without held-out users is left out, and so are too few listeners.
     """
     everyone = np.arange(store.num_users)
     groups = {"users": np.setdiff1d(everyone, canaries), "canaries": canaries}
@@ -205,8 +186,8 @@ def _groups(
         usable["listeners"] = np.arange(store.num_users, store.graph.num_owners)
     if not usable:
         raise ConfigError(
-            f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "
-            "there is nobody to tell its users from; train with a fraction above 0, such as 0.5"
+            f"data.held_out_users = {config.data.held_out_users}: the run held no user out; train "
+            "with a fraction above 0, such as 0.5"
         )
     return usable
 
@@ -217,8 +198,7 @@ def _reference(name: str, config: Config, materials: Materials) -> LanguageModel
     if model.tokenizer_fingerprint != materials.model.tokenizer_fingerprint:
         raise ConfigError(
             f"--reference {name!r}: has another vocabulary than the run's "
-            f"{materials.model.name!r}, and their likelihoods cannot be compared token by token; "
-            "give a model with the same tokenizer"
+            f"{materials.model.name!r}; give a model with the same tokenizer"
         )
     return model
 
@@ -231,8 +211,8 @@ _NO_ABSENCE = {
 
 
 def bound_of(privacy: Privacy) -> Bound:
-    """Return what the guarantee allows; only what it is about: one user in the data or not."""
-    curve = privacy.trade_off  # is there with each finite ε
+    """Return the AUROC that the guarantee allows, or the reason that it bounds nothing."""
+    curve = privacy.trade_off
     if curve is None:
         return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
     if privacy.hypothetical:
@@ -243,7 +223,6 @@ def bound_of(privacy: Privacy) -> Bound:
             return Bound(auroc=None, reason=reason)
     return Bound(
         auroc=curve.auroc,
-        reason="The guarantee bounds what an attack gets of one user, in the data or not, on "
-        "average over who is held out; of n users a measured rate can lie above it by chance, and "
-        "by about 1/n, since one in place of another is two changes.",
+        reason="The guarantee bounds an attack on one user, in the data or not, on average over "
+        "the held-out users; a rate of n users can lie above it by chance, and by about 1/n.",
     )

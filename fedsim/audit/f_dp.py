@@ -29,7 +29,6 @@ import numpy.typing as npt
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.audit.one_run import Guesses, OneRunBound, ways
-from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
 Array = npt.NDArray[np.float64]
@@ -52,14 +51,6 @@ class Profile:
 
     epsilons: Array
     deltas: Array
-
-    def __post_init__(self) -> None:
-        inside = (self.deltas >= 0.0) & (self.deltas <= 1.0) & (self.epsilons >= 0.0)
-        if len(self.epsilons) != len(self.deltas) or not len(inside) or not inside.all():
-            raise ConfigError(
-                f"epsilons = {self.epsilons}, deltas = {self.deltas}: give as many of both, at "
-                "least one, ε >= 0 and δ in [0, 1]"
-            )
 
     @cached_property
     def lines(self) -> tuple[Array, Array]:

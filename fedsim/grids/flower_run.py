@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sysconfig
@@ -25,7 +26,6 @@ from fedsim.grids.ray_cluster import Share, import_ray, require_here
 from fedsim.registry import resolve
 
 _LINK = "fedsim"  # name of the SuperLink in Flower's config
-_SCRIPTS = Path(sysconfig.get_path("scripts"))
 _PATIENCE = 60.0  # seconds for a SuperLink to listen, and for a command of `flwr` to answer
 _POLL = 2.0  # seconds between two questions for the status
 _TAIL = 30  # lines of the log in an error
@@ -81,7 +81,7 @@ def environment(home: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_ADDRESS": "local",  # else the engine attaches to another Ray on this machine
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join([str(_SCRIPTS), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
     }
 
 
@@ -168,8 +168,11 @@ def _ask(env: dict[str, str], *arguments: str) -> dict[str, Any]:
 
 
 def _start(env: dict[str, str], name: str, *options: str, stdout: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401
+    program = shutil.which(name, path=env["PATH"])
+    if program is None:
+        raise FlowerRunError(f"{name}: not found; is flwr installed in this environment?")
     return subprocess.Popen(  # noqa: S603
-        [str(_SCRIPTS / name), *options],
+        [program, *options],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=stdout,

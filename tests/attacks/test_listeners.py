@@ -96,15 +96,6 @@ def test_sides_and_texts_by_a_plain_loop(mail: Path) -> None:
     assert not known.member[listeners].all()
 
 
-def test_without_a_pool_all_training_examples_count(mail: Path) -> None:
-    config = config_of(mail)
-    materials = loaded(config)
-    store, split = materials.store, materials.split
-    assert store.graph is not None
-    known = known_samples(store, split, config.data, config.seed)
-    assert known.trained.tolist() == np.unique(store.graph.of(split.train_examples)[1]).tolist()
-
-
 def test_listeners_are_told_apart_where_nothing_protects_them(report: AttackReport) -> None:
     users, listeners = report.groups
     assert (users.name, listeners.name) == ("users", "listeners")

@@ -32,18 +32,6 @@ def test_nobody_is_attacked_with_what_was_trained_on(attacked: Path) -> None:
     assert np.array_equal(known.counts, expected)
 
 
-def test_users_of_whom_nothing_was_held_out_are_not_attacked(speeches: Path) -> None:
-    """On either side: what a trained one has was trained on."""
-    shares = {"held_out_users": 0.4, "held_out_examples": 0.4, "held_out_from": 0.5}
-    config = small_config(speeches, data=shares)
-    materials = load_materials(config.seed, config.data, config.model, "cpu")
-    split = materials.split
-    known = known_samples(materials.store, split, config.data, config.seed)
-    of_members = np.sort(known.samples[np.repeat(known.member, known.counts)])
-    assert np.array_equal(of_members, split.held_out_examples)
-    assert 0 < (~known.member).sum() < len(split.held_out_users)
-
-
 @pytest.mark.parametrize("co_owned", [False, True])
 def test_a_text_that_its_user_has_twice_is_no_sample(tmp_path: Path, co_owned: bool) -> None:
     """Of neither side: only a trained user's other copy is trained on."""
@@ -100,14 +88,6 @@ def test_the_error_says_how_many_remain_and_what_would_do() -> None:
         choose_sides(known, everyone, 4)
     with pytest.raises(ConfigError, match=r"1 trained and 3 held-out .* hold out more"):
         choose_sides(*sample([1], [1, 1, 1]), 1)
-
-
-def test_only_the_group_is_attacked() -> None:
-    known, _ = sample([3, 3, 3], [3, 3, 3])
-    sides = choose_sides(known, np.array([1, 2, 4, 5]), 2)
-    assert known.users[sides.inside].tolist() == [1, 2]
-    assert known.users[sides.outside].tolist() == [4, 5]
-    assert (sides.left_out_in, sides.left_out_out) == (0, 0)
 
 
 def test_by_default_half_of_both_sides_have_enough() -> None:

@@ -24,12 +24,6 @@ def test_over_the_first_samples(which: str, samples: int, expected: list[float])
     assert RATIOS.statistic(which, samples).tolist() == expected  # type: ignore[arg-type]
 
 
-def test_some_users_in_their_order() -> None:
-    some = RATIOS.of(np.array([2, 0]))
-    assert some.statistic("mean", 2).tolist() == [4.75, 2.5]
-    assert RATIOS.of(np.array([0])).statistic("mean", 3).tolist() == [1.0]
-
-
 @pytest.mark.parametrize("samples", [0, 3])
 def test_nobody_has_more_samples_than_there_are(samples: int) -> None:
     with pytest.raises(ValueError, match=f"samples = {samples}"):

@@ -1,96 +1,20 @@
-"""What tests of whole Ray runs share: real commands, output in files, workers found and killed."""
+"""Helpers of tests of whole runs: configs, plug-ins, and equal runs."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.torch import load_file
 
 from fedsim.config import Config
-from tests.robustness.kills.child import start
 
 LEAVINGS = [  # of Ray: its own log files open, its own processes to the end of this one
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-PATIENCE = 180.0  # seconds for a run on a machine that is busy with other tests
-
-
-class Command:
-    """A `fedsim` command in a session of its own; its output goes to a file.
-
-    Ray's daemons may outlive the process that started them and keep its pipes open: who reads a
-    pipe to its end would wait for them.
-    """
-
-    def __init__(self, log: Path, *arguments: object, **env: str) -> None:
-        self.log = log
-        # Sums of float32 depend on the number of threads: Ray gives a worker one.
-        self._process = start(log, *arguments, **{"OMP_NUM_THREADS": "1", **env})
-        self._pid = self._process.pid or 0
-
-    def wait(self) -> int | None:
-        """Return the exit status."""
-        self._process.join(PATIENCE)
-        return self._process.exitcode
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.is_alive()
-
-    def workers(self, busy: Path) -> list[psutil.Process]:
-        """Return its Ray workers that are computing."""
-        return computing(self._pid, busy)
-
-    def end(self) -> None:
-        """Kill what is left of it."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-
-
-def computing(pid: int, busy: Path) -> list[psutil.Process]:
-    """Return the Ray workers below a process that are computing a shard, everything loaded.
-
-    A worker has, from its first update on, a file of its process id in the folder `busy`.
-    """
-    found = []
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.Error):
-                loaded = (busy / str(child.pid)).exists()
-                if loaded and child.cmdline()[:1] == ["ray::Worker.answer"]:
-                    found.append(child)
-    return found
-
-
-@contextmanager
-def started(log: Path, *arguments: object, **env: str) -> Iterator[Command]:
-    """Start a command, and leave nothing of it behind."""
-    command = Command(log, *arguments, **env)
-    try:
-        yield command
-    finally:
-        command.end()
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401
-    """Return what `condition` gives as soon as it is true."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}")
 
 
 def write_config(path: Path, config: Config, **executor: object) -> Path:

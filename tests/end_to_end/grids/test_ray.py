@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
 from fedsim.clients.app import app
 from fedsim.clipping import FlatClip
@@ -125,29 +124,6 @@ def test_what_a_worker_raises_fails_the_round_with_its_traceback(
     executor = GridExecutor(grid, spec, 5)
     with pytest.raises(RuntimeError, match=r"(?s)a worker failed: .*clients/app\.py.*no-such-file"):
         executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 0)
-
-
-def test_few_replies_wait_whatever_the_cohort(
-    grid: RayGrid, materials: Materials, speeches: Path
-) -> None:
-    """Messages are taken from their generator only as the replies are taken out."""
-    taken = 0
-
-    def counted(messages: Iterator[Message]) -> Iterator[Message]:
-        nonlocal taken
-        for message in messages:
-            taken += 1
-            yield message
-
-    class Slow(InProcessGrid):
-        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:  # noqa: ANN401
-            for number, reply in enumerate(grid.send_and_receive(counted(iter(messages)))):
-                assert taken <= number + 1 + 8 + 1
-                yield reply
-
-    executor = GridExecutor(Slow(app), client_spec(small_config(speeches)), 1)
-    total = executor.clipped_sum(materials.model.initial_parameters(), COHORT, CLIP, 3)
-    assert total.num_units == taken == len(COHORT)
 
 
 def test_a_second_grid_in_the_process_is_refused(grid: RayGrid) -> None:

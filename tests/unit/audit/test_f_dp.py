@@ -10,7 +10,6 @@ from scipy import optimize, stats
 from fedsim.accounting.events import RoundCost
 from fedsim.audit.f_dp import Profile, bound_in_family, own_family
 from fedsim.audit.one_run import Guesses, bound_from_canaries, ways
-from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, Relation
 
 DELTA = 1e-5
@@ -153,13 +152,3 @@ def test_the_bound_is_below_the_truth_and_above_that_without_a_curve() -> None:
         assert (p_value < 0.05) == (found.epsilon > 0.99 * family(1.0)[1])
     assert better >= 18
     assert 1.0 < np.median(bounds) < max(bounds) < 4.378
-
-
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="as many of both"):
-        Profile(np.array([1.0, 2.0]), np.array([0.1]))
-    with pytest.raises(ConfigError, match=r"δ in \[0, 1\]"):
-        Profile(np.array([1.0]), np.array([1.5]))
-    family = own_family(COST, 10, Relation.ADD_OR_REMOVE, DELTA)
-    with pytest.raises(ConfigError, match="included: 2"):
-        bound_in_family(np.zeros(3), np.zeros(2, np.bool_), family, delta=DELTA, shares=SHARES)

@@ -15,7 +15,6 @@ noise/               Gaussian noise, drawn and added
 server_optimizer.py  the server's step
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
 seeding.py           random streams, and the coins and noise keys that a run draws from them
-release_seed.py      the seed of a run's draws
 strategy.py          from a config to a plan: its sampler, clip and noise, for all strategies
 materials.py         the model, texts and split of a run
 language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors

@@ -68,6 +68,11 @@ class Materials:
         return parameters_digest(frozen) if frozen else ""
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Checksums of the text and of the frozen weights: a run goes on with the same ones."""
+        return {"data.source": self.text_digest, "model.name_or_path": self.frozen_digest}
+
+    @property
     def num_protected(self) -> int:
         """How many are promised something: training users, or all owners of any text."""
         graph = self.store.graph

@@ -29,10 +29,9 @@ from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.noise.memory import NoiseMemory
 from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
-from fedsim.seeding import Draws
+from fedsim.seeding import Coins, Draws, Hashes
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import parameters_digest
 
 __all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
 
@@ -64,16 +63,16 @@ class RoundPlan:
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
         relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
-        seed: of the random streams; a run's is set for it by `build_plan`, and is secret where
-            its entropy is secure.
+        seed: of addressed draws; `build_plan` sets it, and it is secret if `entropy` is secure.
         entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
-            from the seed, for experiments that must be repeated: the guarantee then does not hold
-            against a reader who knows the seed.
+            from the seed, for experiments that are repeated and compared: ε is then simulated.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that the strategy leaves out, a count for each reason.
         accountant: what adds up the rounds, by name; None for the mechanism's own.
-        owners: (num_units,) numbers of the users that the units of the pool belong to, from 0;
-            None: each its own. A sampler of groups keeps a user's units together.
+        addresses: (num_units,) uint64: who or what each unit is, as seeded coins know it; None:
+            its index in the pool. `build_plan` gives digests of users' names and of examples.
+        owners: (num_units,) integers: the user that each unit of the pool belongs to; None: each
+            unit its own. A sampler of groups keeps a user's units together.
         search: the search that the run is a trial of; None for a run by itself.
         score_noise_multiplier: of each private score of the model: see `evaluation.private_scores`.
         score_rounds: after which such a score is released, ascending.
@@ -127,7 +126,8 @@ class RoundPlan:
     assumptions: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
     accountant: str | None = None
-    owners: npt.NDArray[np.int64] | None = None
+    addresses: Hashes | None = None
+    owners: npt.NDArray[np.integer] | None = None
     search: Search | None = None
     score_noise_multiplier: float = 0.0
     score_rounds: tuple[int, ...] = ()
@@ -135,8 +135,7 @@ class RoundPlan:
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.pool) == 0:
-            raise ValueError("pool: is empty, there is nothing to sample from")
+        self._check_pool()
         if self.estimator.sampling_probability != self.sampling.probability:
             raise ValueError(
                 f"estimator.sampling_probability = {self.estimator.sampling_probability}: "
@@ -176,6 +175,14 @@ class RoundPlan:
         if self.noise_stddev:  # raises for an infinite bound, and a count that takes all the noise
             choose(costs, self.accountant, self.relation)  # raises for what has no proof
 
+    def _check_pool(self) -> None:
+        if len(self.pool) == 0:
+            raise ValueError("pool: is empty, there is nothing to sample from")
+        for name in ("addresses", "owners"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.pool):
+                raise ValueError(f"{name}: {len(given)} for {len(self.pool)} units of the pool")
+
     def _scores(self) -> list[RoundCost]:
         """Check the private scores, and return their cost where no search pays for them."""
         if self.score_rounds and not (self.score_noise_multiplier > 0.0 < self.noise_multiplier):
@@ -202,11 +209,13 @@ class RoundPlan:
                 f"{self.units_per_user}: keeps an owner's units in one group, which units with "
                 'several owners cannot be; take "poisson" sampling, or units_per_user = 1'
             )
-        owners = np.empty(0, np.int64) if self.owners is None else self.owners
-        if len(owners) != len(self.pool) or np.bincount(owners).max() > self.units_per_user:
+        if (
+            self.owners is None
+            or np.unique(self.owners, return_counts=True)[1].max() > self.units_per_user
+        ):
             raise ValueError(
-                f"owners: {len(owners)} for {len(self.pool)} units; cyclic sampling needs the "
-                f"owner of each unit, with at most units_per_user = {self.units_per_user} of them"
+                "owners: cyclic sampling needs the owner of each unit, with at most "
+                f"units_per_user = {self.units_per_user} units each"
             )
 
     def _check_correlation(self) -> None:
@@ -340,25 +349,21 @@ class RoundPlan:
         """
         return Draws(self.seed, self.entropy, once=self.cost.run_rounds is not None)
 
+    @property
+    def coins(self) -> Coins:
+        """The coins of the pool's units."""
+        units = self.pool if self.addresses is None else self.addresses
+        users = None if self.owners is None else self.owners.astype(np.uint64)
+        return self.draws.coins(units.astype(np.uint64), users)
+
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """Draw the units of a round, by their indices in the data."""
-        if isinstance(self.sampling, CyclicSampling) and self.owners is not None:
-            return self.pool[self.sampling.draw_of(self.owners, round, self.draws.coins)]
-        return self.pool[self.sampling.draw(len(self.pool), round, self.draws.coins)]
+        return self.pool[self.sampling.draw(len(self.pool), round, self.coins)]
 
     def earlier_noise(self, round: int, total: WeightedSum) -> NoiseMemory | None:
-        """Return the memory from which a round's noise is made; None for independent noise.
-
-        Raises:
-            ValueError: this process drew this round's kept secret noise for another release: with
-                the same noise the difference of two has none, and one price pays for one.
-        """
-        draws = self.draws
-        if draws.kept:
-            scales = (self.clip, self.estimator, self.noise_stddev, self.matrix)
-            numbers = (self.estimator.factor(total), total.num_unclipped)
-            made_from = f"{parameters_digest(total.values)} {numbers} {scales}"
-            draws.draw_once("noise", round, 0, made_from)
+        """Return the memory from which a round's noise is made; None for independent noise."""
         if not self.matrix.feedback or not self.noise_stddev:
             return None
-        return self.memory.before(round, self.matrix, self.noise_stddev, draws.noise, total.values)
+        return self.memory.before(
+            round, self.matrix, self.noise_stddev, self.draws.noise, total.values
+        )

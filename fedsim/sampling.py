@@ -22,7 +22,6 @@ A new one is a `Sampling` (below) with a proof: a word of `strategy.sampling.kin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -31,12 +30,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy  # its parts load when they are used
 
-from fedsim.seeding import RandomSource
+from fedsim.seeding import Coins, Uniforms
 
 if TYPE_CHECKING:  # each function imports what it needs: a worker draws and accounts nothing
     import dp_accounting
 
-Coins = Callable[[int], RandomSource]
 Indices = npt.NDArray[np.int64]
 
 
@@ -141,7 +139,8 @@ class Sampling(Protocol):
         Args:
             num_units: how many there are to draw from.
             round: the round, from 0.
-            coins: returns the source of a round's coins.
+            coins: uniforms of a round, one for each unit. A seeded unit has the same ones
+                whoever else is there, so compare each by itself, or take the smallest.
 
         Raises:
             ValueError: `num_units` is not what the accounting rests on.
@@ -197,7 +196,7 @@ class PoissonSampling(_ByRound):
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units whose coin fell."""
-        return _poisson(num_units, self.probability, coins(round))
+        return _poisson(coins.of_units(round), self.probability)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return the Poisson-sampled Gaussian, or the mixture that several coins a user give."""
@@ -244,17 +243,17 @@ class TruncatedPoissonSampling(_ByRound):
         return float(scipy.stats.binom.sf(self.max_units, self.population, self.probability))
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the units whose coin fell, or a uniform subset of `max_units` of them."""
+        """Return the units whose coin fell; of too many, those with the smallest uniforms."""
         if num_units > self.population:
             raise ValueError(
                 f"population = {self.population}: there are {num_units} units, and truncation "
                 "is accounted for at most the population"
             )
-        source = coins(round)
-        drawn = _poisson(num_units, self.probability, source)
+        uniforms = coins.of_units(round)
+        drawn = _poisson(uniforms, self.probability)
         if len(drawn) <= self.max_units:
             return drawn
-        return np.sort(drawn[_uniform_subset(len(drawn), self.max_units, source)])
+        return _smallest(uniforms, self.max_units)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return the truncated sampled Gaussian of one unit a user."""
@@ -309,7 +308,7 @@ class FixedSizeSampling(_SameSize):
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return a uniform subset of `size` units."""
         _check_population(self.population, num_units)
-        return np.sort(_uniform_subset(num_units, self.size, coins(round)))
+        return _smallest(coins.of_units(round), self.size)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return sampling without replacement of a Gaussian whose sensitivity is *replacing*.
@@ -354,7 +353,7 @@ class ShuffledSampling(_SameSize):
         _check_population(self.population, num_units)
         rounds_a_pass = num_units // self.size
         number, position = divmod(round, rounds_a_pass)
-        order = np.argsort(coins(number * rounds_a_pass).random(num_units), kind="stable")
+        order = np.argsort(coins.of_units(number * rounds_a_pass), kind="stable")
         return np.sort(order[position * self.size : (position + 1) * self.size])
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
@@ -432,7 +431,7 @@ class BalancedSampling:
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
         position = round % self.pass_rounds
-        drawn = coins(round - position).random(num_units) * self.pass_rounds
+        drawn = coins.of_units(round - position) * self.pass_rounds
         return np.flatnonzero(drawn.astype(np.int64) == position).astype(np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
@@ -506,52 +505,30 @@ class CyclicSampling:
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units of the group whose turn it is and whose coin fell.
 
-        `coins` must give the same draws each time it is asked for a round: groups are the first
-        draws of round 0.
-        """
-        return self.draw_of(np.arange(num_units), round, coins)
-
-    def draw_of(self, owners: Indices, round: int, coins: Coins) -> Indices:
-        """Return the same where owners, not units, draw groups: a user's units take turns together.
-
-        Args:
-            owners: (num_units,) numbers of owners, from 0.
-            round: the round, from 0.
-            coins: as of `draw`.
+        Users draw groups, so all units of a user take turns together. `coins` must give the same
+        draws each time it is asked for a round.
         """
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
-        first = coins(0)
-        drawn = (first.random(int(owners.max(initial=-1)) + 1) * self.groups).astype(np.int64)
-        turn = np.flatnonzero(drawn[owners] == round % self.groups).astype(np.int64)
-        if self.rate == 1.0:
-            return turn
-        return turn[_poisson(len(turn), self.rate, first if round == 0 else coins(round))]
+        group = (coins.of_users(0) * self.groups).astype(np.int64)
+        turn = group == round % self.groups
+        if self.rate < 1.0:
+            turn &= coins.of_units(round) < self.rate
+        return np.flatnonzero(turn).astype(np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return what one turn costs: that of Poisson sampling; a user's units are in one group."""
         return _poisson_event(self.rate, noise_multiplier, units_per_user)
 
 
-_LEAST_RATE = 2.0**-20
+def _poisson(uniforms: Uniforms, probability: float) -> Indices:
+    """Return the units whose coin fell, ascending."""
+    return np.flatnonzero(uniforms < probability).astype(np.int64)
 
 
-def _poisson(num_units: int, probability: float, source: RandomSource) -> Indices:
-    """Return the units whose coin fell.
-
-    A uniform has 53 bits, and `< q` holds with q rounded up to a multiple of 2⁻⁵³: coins of a small
-    rate are the first coins of 2⁻²⁰ and then, for those, of what is left of it.
-    """
-    drawn = np.arange(num_units)
-    while 0.0 < probability < _LEAST_RATE:
-        drawn = drawn[source.random(len(drawn)) < _LEAST_RATE]
-        probability /= _LEAST_RATE
-    return drawn[source.random(len(drawn)) < probability].astype(np.int64)
-
-
-def _uniform_subset(num_units: int, size: int, source: RandomSource) -> Indices:
-    """Return `size` of the numbers below `num_units`: those with the smallest uniforms."""
-    return np.argsort(source.random(num_units), kind="stable")[:size].astype(np.int64)
+def _smallest(uniforms: Uniforms, size: int) -> Indices:
+    """Return the `size` units with the smallest uniforms, ascending: a uniform subset."""
+    return np.sort(np.argsort(uniforms, kind="stable")[:size]).astype(np.int64)
 
 
 def _poisson_event(

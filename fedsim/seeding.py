@@ -1,17 +1,20 @@
-"""Random streams that are addressed, not consumed: `stream(seed, purpose, round, unit)`.
+"""Random streams by address: `stream(seed, purpose, round, unit)`.
 
 A stream is a function of its address alone. So a run resumed at round 15 draws the same bits
-without replaying rounds 0 to 14, sharding a cohort changes no draw, and two purposes
-never share a stream. Nothing in fedsim touches a global generator.
+without replaying rounds 0 to 14, sharding a cohort changes no draw, and two purposes never share
+a stream. Nothing in fedsim touches a global generator.
 
-The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. A
-torch generator is deliberately not used for noise: on the CPU it keeps 32 bits of its seed,
-few enough to try them all and subtract the noise.
+There are two kinds of randomness, and `Draws` knows which of them a run has:
 
-The noise of a release is addressed further, by parameter and position: see `NoiseKey`.
+- seeded: every draw is a function of (seed, purpose, round, who or which). Two runs of one seed
+  share every draw whose address they share: they can be compared in pairs.
+- secure: coins and noise come from keys of the operating system (`secret_stream`,
+  `secret_noise_key`), which have no address.
 
-Secure runs draw their coins from `secret_stream` and their noise under `secret_noise_key`: keys of
-the operating system, which have no address. Which of the two a run draws from, `Draws` knows.
+The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. A torch
+generator is not used for noise: on the CPU it keeps 32 bits of its seed, few enough to try all of
+them. Noise is addressed further, by parameter and position (`NoiseKey`); coins by a digest of the
+user's name, or of the example (`hashes`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -28,11 +32,16 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 _OF_A_SCORE = ":score"
+_FEWEST = 2**64  # a seed below is no secret of 128 bits
 
-_ZEROS = memoryview(bytes(2**20))  # what is encrypted; to write them anew takes a third of the time
+_ZEROS = memoryview(bytes(2**20))  # to be encrypted: making them each time takes a third longer
+
+Hashes = npt.NDArray[np.uint64]
+Uniforms = npt.NDArray[np.float64]
 
 Purpose = Literal[
     "sampling",
+    "groups",
     "noise",
     "clip",
     "selection",
@@ -53,15 +62,26 @@ Purpose = Literal[
 ]
 
 
-_DRAWN_FOR: dict[tuple[int, Purpose, int, int], str] = {}
-"""By its address, what a secret draw was made for in this process: see `Draws.draw_once`."""
-
-
 class RandomSource(Protocol):
-    """What sampling needs of randomness; `numpy.random.Generator` has it."""
+    """A source of uniforms; `numpy.random.Generator` is one."""
 
-    def random(self, size: int) -> npt.NDArray[np.float64]:
+    def random(self, size: int) -> Uniforms:
         """Return `size` independent uniforms on [0, 1)."""
+        ...
+
+
+class Coins(Protocol):
+    """What a sampler draws from: uniforms on [0, 1), one for each unit of the pool, in its order.
+
+    The same round has the same uniforms at each call, if the run is seeded or priced as a whole.
+    """
+
+    def of_units(self, round: int) -> Uniforms:
+        """Return (num_units,) uniforms of a round, independent."""
+        ...
+
+    def of_users(self, round: int) -> Uniforms:
+        """Return (num_units,) others: equal for units of one user, independent between users."""
         ...
 
 
@@ -94,11 +114,15 @@ class AesStream:
         self._cipher.update_into(zeros, room.view(np.uint8).data)
         return room[:count].view("<u8")
 
-    def random(self, size: int) -> npt.NDArray[np.float64]:
+    def random(self, size: int) -> Uniforms:
         """Return the next `size` uniforms on [0, 1), of 53 bits each."""
-        uniforms = (self.words(size) >> np.uint64(11)).astype(np.float64)
-        uniforms *= 2.0**-53
-        return uniforms
+        return _uniforms(self.words(size))
+
+
+def _uniforms(words: Hashes) -> Uniforms:
+    uniforms = (words >> np.uint64(11)).astype(np.float64)
+    uniforms *= 2.0**-53
+    return uniforms
 
 
 @dataclass(frozen=True)
@@ -140,28 +164,50 @@ def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.ran
         >>> a, b = stream(1, "sampling", round=7), stream(1, "sampling", round=7)
         >>> bool((a.random(3) == b.random(3)).all())
         True
-        >>> from fedsim.sampling import FixedSizeSampling
-        >>> draw = FixedSizeSampling(3, 10).draw
-        >>> draw(10, 7, lambda round: stream(1, "sampling", round)).tolist()
-        [0, 2, 7]
     """
     address = f"fedsim/1/{seed}/{purpose}/{round}/{unit}".encode()
     key = int.from_bytes(hashlib.sha256(address).digest()[:16], "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
+@lru_cache(maxsize=64)
+def base(seed: int, purpose: Purpose, round: int) -> int:
+    """Return the first 64 bits of `stream(seed, purpose, round)`: a start for `hashes`."""
+    return int(stream(seed, purpose, round).integers(0, 1 << 64, dtype=np.uint64))
+
+
+def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
+    """Return output number `index` of the SplitMix64 generator that starts at `start`.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. It
+    permutes the 64-bit numbers: two indices from one start never have the same hash.
+
+    Args:
+        start: one number, or an array that broadcasts with `index`.
+        index: a key, or a number from 0.
+    """
+    mixed: Hashes = index.astype(np.uint64)
+    mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(start, np.uint64)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
 def secret_stream() -> AesStream:
-    """Return a stream under a key that is drawn now, kept nowhere and never drawn again."""
+    """Return a stream under a new key, which is kept nowhere."""
     return AesStream(secrets.token_bytes(16))
 
 
 def noise_key(seed: int, purpose: Purpose, round: int) -> NoiseKey:
-    """Return the key of one address, as of `stream`."""
+    """Return the key of an address, as of `stream`."""
     return NoiseKey(hashlib.sha256(f"fedsim/2/{seed}/{purpose}/{round}".encode()).digest())
 
 
 def secret_noise_key() -> NoiseKey:
-    """Return a key that is drawn now, kept nowhere and never drawn again."""
+    """Return a new key, which is kept nowhere."""
     return NoiseKey(secrets.token_bytes(32))
 
 
@@ -170,11 +216,10 @@ class Draws:
     """The coins and the noise of a run's rounds.
 
     Attributes:
-        seed: of addressed draws; a secret of 128 bits where those of a secure run are.
+        seed: of addressed draws. It is a secret of 128 bits if the run is secure and `once`.
         entropy: "secure" draws from new keys of the operating system, "seeded" from `seed`.
-        once: whether a secure run, too, draws from `seed`, so that a round that is done again has
-            the same draws: where one price pays for the whole run, each round once. The seed is
-            then kept where that of the texts' split is.
+        once: one price pays for the whole run, each round once. A secure run then draws from `seed`
+            too, so that a round that is done again has the same draws.
     """
 
     seed: int = field(repr=False)
@@ -187,75 +232,79 @@ class Draws:
         return self.once or self.entropy == "seeded"
 
     @property
-    def kept(self) -> bool:
-        """Whether draws are secret and yet repeat: then each may make one release alone."""
-        return self.once and self.entropy == "secure"
-
-    @property
     def release_id(self) -> str:
-        """The id of a round's noise draw in the ledger: a seeded one can be repeated.
+        """The id of the rounds' noise in ledgers.
 
-        A ledger is shared and kept apart from the seed, so it holds a one-way hash of the seed
-        (128 bits): the noise cannot be computed from it. With secure noise it names the run.
+        With secure noise it names the run by a one-way hash of its secret seed (128 bits).
         """
+        if self.entropy == "seeded":
+            return "seeded"
         hashed = hashlib.sha256(f"fedsim/release-id/{self.seed}".encode()).hexdigest()
-        kind = "kept" if self.kept else self.entropy
-        return f"{kind}:{hashed[:32]}"
+        return f"{'kept' if self.once else 'secure'}:{hashed[:32]}"
 
     @property
     def score_release_id(self) -> str:
-        """The id of the noise of a private score in the ledger."""
+        """The id of the noise of private scores in ledgers."""
         return f"{self.release_id}{_OF_A_SCORE}"
 
-    @property
-    def release_ids(self) -> tuple[str, str]:
-        """The ids of the run's own noise draws: of its rounds and of its private scores."""
-        return self.release_id, self.score_release_id
+    def coins(self, units: Hashes, users: Hashes | None = None) -> Coins:
+        """Return the coins of a pool's units.
 
-    def coins(self, round: int) -> RandomSource:
-        """Return the source of a round's sampling coins."""
-        if self.entropy == "seeded":
-            return stream(self.seed, "sampling", round)
-        return self._key("sampling", round).chunk("coins", 0) if self.once else secret_stream()
+        Args:
+            units: (num_units,) uint64, the address of each unit.
+            users: (num_units,) uint64, that of the user it belongs to; None: each its own.
+        """
+        return _UnitCoins(self, units, units if users is None else users)
 
     def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
         """Return the key of a round's noise, or of that of another release at the same time."""
-        return self._key(purpose, round) if self.repeat else secret_noise_key()
+        return self.key(purpose, round) if self.repeat else secret_noise_key()
 
-    def test_coins(self, round: int, unit: int, answer: str) -> RandomSource:
-        """Return a source of the noise of a test of a run's rounds: see `estimators.TestCoins`.
+    def test_coins(self, round: int, unit: int, answer: str = "") -> RandomSource:
+        """Return a source of the noise of a test of a run's rounds: see `estimators.TestCoins`."""
+        return self.key("concentration", round).chunk("coins", unit)
+
+    def key(self, purpose: Purpose, round: int) -> NoiseKey:
+        """Return the key of an address.
 
         Raises:
-            ValueError: this process drew it for another answer before.
+            ValueError: the run is secure and its seed is not secret.
         """
-        if self.entropy == "seeded":
-            return stream(self.seed, "concentration", round, unit)
-        self.draw_once("concentration", round, unit, answer)
-        return self._key("concentration", round).chunk("coins", unit)
-
-    def draw_once(self, purpose: Purpose, round: int, unit: int, made_from: str) -> None:
-        """Raise `ValueError` if this process drew from an address for another release before.
-
-        Args:
-            purpose: as of `stream`.
-            round: the same.
-            unit: the same.
-            made_from: what the draw is for; the difference of two with the same noise has none.
-        """
-        if _DRAWN_FOR.setdefault((self.seed, purpose, round, unit), made_from) != made_from:
-            raise ValueError(
-                f"round {round}: the noise of this plan was drawn for another release before; "
-                "`build_plan` makes a plan with draws of its own"
-            )
-
-    def _key(self, purpose: Purpose, round: int) -> NoiseKey:
-        """Return the key of an address; the seed is all that is secret of it."""
-        if self.entropy == "secure" and self.seed < 2**64:
+        if self.entropy == "secure" and self.seed < _FEWEST:
             raise ValueError(
                 f"seed = {self.seed}: with secure noise and one price for a run all rounds are "
                 "drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
             )
         return noise_key(self.seed, purpose, round)
+
+
+@dataclass(frozen=True, eq=False)
+class _UnitCoins:
+    """Coins of a run: seeded ones by address, secret ones in the order of the pool."""
+
+    draws: Draws
+    units: Hashes
+    users: Hashes
+
+    def of_units(self, round: int) -> Uniforms:
+        if self.draws.entropy == "seeded":
+            return self._addressed("sampling", round, self.units)
+        return self._secret("sampling", round).random(len(self.units))
+
+    def of_users(self, round: int) -> Uniforms:
+        if self.draws.entropy == "seeded":
+            return self._addressed("groups", round, self.users)
+        distinct, places = np.unique(self.users, return_inverse=True)
+        return self._secret("groups", round).random(len(distinct))[places]
+
+    def _addressed(self, purpose: Purpose, round: int, who: Hashes) -> Uniforms:
+        hashed = hashes(base(self.draws.seed, purpose, round), who)
+        return _uniforms(hashed)
+
+    def _secret(self, purpose: Purpose, round: int) -> AesStream:
+        if self.draws.once:
+            return self.draws.key(purpose, round).chunk("coins", 0)
+        return secret_stream()
 
 
 def is_score(release: str) -> bool:

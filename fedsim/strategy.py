@@ -7,7 +7,6 @@ clip, clip policy, noise multiplier, relation, optimizer and the source of noise
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import re
@@ -29,6 +28,7 @@ from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantC
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip, layers_of
 from fedsim.config import Config, StrategyConfig
 from fedsim.config.schema import ClipConfig
+from fedsim.data.store import ranks
 from fedsim.errors import ConfigError, about, kind_of
 from fedsim.estimators import Estimator
 from fedsim.language_model import LanguageModel
@@ -36,7 +36,6 @@ from fedsim.materials import Materials, loader_name
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution, distributions, is_own, resolve
-from fedsim.release_seed import release_seed
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -48,7 +47,9 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
     rounds_text,
 )
+from fedsim.seeding import Hashes, hashes
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.utils.json_text import digest
 
 log = logging.getLogger(__name__)
 
@@ -67,25 +68,35 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     )
     plan = _checked(build(config, materials), config, materials)
     _check_finite(plan, config)
-    made = [
-        plan.task.model_dump(mode="json"),
-        distribution("tasks", plan.task.name),
-        # Calibrated numbers too: the same config with more noise is another release.
-        *map(repr, (plan.sampling, plan.clip, plan.clip_policy, plan.estimator, plan.optimizer)),
-        *([repr(plan.matrix)] if plan.matrix.feedback else []),
-        *(plan.noise_multiplier, plan.noise_stddev, plan.units_per_user, _released(plan.relation)),
-    ]
-    graph = materials.store.graph
-    if graph is not None or not is_own(distribution("strategies", config.strategy.name)):
-        # What bounding keeps, or another's strategy pools, may be nowhere in the config.
-        made.append(hashlib.sha256(np.ascontiguousarray(plan.pool, "<i8").tobytes()).hexdigest())
-    if plan.entropy == "secure" and (materials.seed < 2**64 or materials.seed == config.seed):
-        made.append(secrets.token_hex(16))  # what was loaded has no secret to draw from
+    seed = materials.seed
+    if plan.entropy == "secure" and seed < 2**64:
+        seed = secrets.randbits(128)  # these materials were loaded without a secret
+    search = config.privacy.search
+    if search is not None and search.trial is not None:  # trials of a search are independent
+        seed = int(digest([seed, "trial", search.trial])[:32], 16)
     return replace(
         plan,
         assumptions=(*plan.assumptions, *_of_others(config, plan)),
-        seed=release_seed(config, materials, made),
+        seed=seed,
+        addresses=_addresses(plan, materials) if plan.addresses is None else plan.addresses,
     )
+
+
+def _addresses(plan: RoundPlan, materials: Materials) -> Hashes:
+    """Return who or what each unit of a plan is, (num_units,) uint64.
+
+    Of a user a digest of the name; of an example that, its text, and a number where the user has
+    the same text several times.
+    """
+    store, pool = materials.store, plan.pool
+    if plan.unit == "user":
+        return store.user_keys[materials.split.users[pool]]
+    users = np.searchsorted(store.user_offsets, pool, side="right") - 1
+    addresses = hashes(store.user_keys[users], store.example_keys[pool])
+    order = np.argsort(addresses, kind="stable")
+    repeats = np.empty(len(pool), np.int64)
+    repeats[order] = ranks(np.unique(addresses, return_counts=True)[1])
+    return hashes(addresses, repeats)
 
 
 def _of_others(config: Config, plan: RoundPlan) -> tuple[str, ...]:
@@ -175,7 +186,7 @@ def _checked(plan: RoundPlan, config: Config, materials: Materials) -> RoundPlan
         of_each = np.bincount(owners) if store.graph is None else store.graph.degrees(pool)
         if store.graph is None and plan.owners is not None:
             pairs = {*zip(owners.tolist(), plan.owners.tolist(), strict=False)}
-            if len(plan.owners) != len(pool) or len({one for one, _ in pairs}) < len(pairs):
+            if len({one for one, _ in pairs}) < len(pairs):
                 raise ConfigError(f"{where}: owners: give all examples of a user one number")
         if of_each.max(initial=0) > plan.units_per_user:
             raise ConfigError(
@@ -218,16 +229,6 @@ def _check_finite(plan: RoundPlan, config: Config) -> None:
         )
 
 
-def _released(relation: Relation) -> str:
-    """Return the relation as the seed has it.
-
-    Where each text has one owner, fixed-graph and add-or-remove-one make the same releases: they
-    get the same draws.
-    """
-    released = Relation.ADD_OR_REMOVE if relation is Relation.FIXED_GRAPH else relation
-    return str(released.value)
-
-
 _SHUFFLED = (
     "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same rate, "
     "another mechanism, as the papers print it: it is hypothetical, not a guarantee for this run. "
@@ -246,7 +247,7 @@ def private_plan(
     task: TaskSpec,
     estimator: Estimator,
     units_per_user: int = 1,
-    owners: npt.NDArray[np.int64] | None = None,
+    owners: npt.NDArray[np.integer] | None = None,
     assumptions: tuple[str, ...] = (),
     dropped: Mapping[str, int] | None = None,
     clip: Clip | None = None,
@@ -265,7 +266,7 @@ def private_plan(
         task: what one unit computes.
         estimator: turns a cohort's sum into an estimate; of the sampler's probability.
         units_per_user: the most units of the pool that belong to one user.
-        owners: (num_units,) numbers of the users that units belong to; None: each its own.
+        owners: (num_units,) integers: the user that each unit belongs to; None: each its own.
         assumptions: sentences that the guarantee rests on, for the report.
         dropped: training examples that are left out, a count for each reason.
         clip: by default that of `strategy.clip`.

@@ -66,8 +66,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         config, strategy.batch_size, (size, counted), "strategy.batch_size", "pooled examples"
     )
     grouped = isinstance(sampling, CyclicSampling)
-    users = np.searchsorted(materials.store.user_offsets, examples, side="right")
-    owners = np.unique(users, return_inverse=True)[1]
+    users = np.searchsorted(materials.store.user_offsets, examples, side="right") - 1
     return private_plan(
         config,
         materials,
@@ -78,7 +77,7 @@ def build(config: Config, materials: Materials) -> RoundPlan:
         task=TaskSpec(name="example-gradient"),
         estimator=FixedDenominator(sampling.probability, size),
         units_per_user=strategy.group_size,
-        owners=owners if grouped else None,
+        owners=materials.store.user_keys[users] if grouped else None,
         assumptions=(*_public_graph(config), sentence),
         dropped=dropped,
     )

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.data.store.keys import Hashes, base, hashes
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
+from fedsim.seeding import Hashes, base, hashes
 
 # SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64

@@ -12,10 +12,10 @@ from fedsim.clients.models.dropout import at_step
 from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.clients.tasks.user_examples import UserTask
 from fedsim.data.selection import CohortRule
-from fedsim.data.store.keys import base, hashes
 from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
+from fedsim.seeding import base, hashes
 from fedsim.tensors import Tensors, add_
 
 

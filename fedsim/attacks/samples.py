@@ -20,9 +20,9 @@ import numpy.typing as npt
 from fedsim.data.config import DataConfig
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.keys import base, hashes
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
+from fedsim.seeding import base, hashes
 
 FEWEST_USERS = 2  # of each side; fewer give no ROC
 

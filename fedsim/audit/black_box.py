@@ -32,7 +32,6 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, default_device, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.planner.variants import tried
-from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
@@ -162,9 +161,6 @@ def attack(config: Config, num_canaries: int, temperature: float, coin_seed: int
     length = materials.store.manifest["sequence_length"]
     texts = draw_texts(materials.model, num_canaries, length, temperature, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
-    question = ["black-box audit", num_canaries, coin_seed, str(temperature), plan.seed]
-    # Draws of its own: with the run's noise the difference of the two models would have none.
-    plan = replace(plan, seed=release_seed(config, materials, *question))
     final = train_with(config, materials, plan, texts, included)
     scores = losses_fallen(materials.model, final, texts)
     return Attack(config, plan, delta, scores, included)
@@ -190,9 +186,9 @@ def train_with(
         add_users(materials, texts, included, copies(config), store)
         planted = _reading(config, plan, store)
         found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
-        pool = tried(planted, found).pool  # far from a declared number, by the canaries
+        there = tried(planted, found)  # far from a declared number, by the canaries
         with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
-            plan = replace(plan, pool=pool)
+            plan = replace(plan, pool=there.pool, addresses=there.addresses)
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.parameters

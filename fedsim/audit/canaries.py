@@ -154,8 +154,14 @@ def with_canaries(
     watch = Watch(canaries, plan)
     inner = {item.name: getattr(plan.optimizer, item.name) for item in fields(plan.optimizer)}
     optimizer = WatchedOptimizer(**inner, watch=watch)
-    pool = np.concatenate([plan.pool, planted])
-    return replace(plan, pool=pool, optimizer=optimizer), first_key, watch
+    addresses = plan.pool if plan.addresses is None else plan.addresses
+    plan = replace(
+        plan,
+        pool=np.concatenate([plan.pool, planted]),
+        addresses=np.concatenate([addresses, planted]).astype(np.uint64),
+        optimizer=optimizer,
+    )
+    return plan, first_key, watch
 
 
 def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:

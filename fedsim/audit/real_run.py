@@ -15,7 +15,6 @@ from fedsim.errors import ConfigError
 from fedsim.grids.executor import build_executor
 from fedsim.materials import Materials, default_device, materials_of, new_data_seed
 from fedsim.plan import RoundPlan
-from fedsim.release_seed import release_seed
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
@@ -113,9 +112,6 @@ def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAu
     parameters = materials.model.initial_parameters()
     canaries = draw_canaries(parameters, plan.clip, num_canaries, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
-    # Draws of its own: the run of the same config has the same sums but for the canaries.
-    question = ["audit", num_canaries, coin_seed, plan.seed]
-    plan = replace(plan, seed=release_seed(config, materials, *question))
     planted, first_key, watch = with_canaries(plan, canaries, included)
     rounds = config.strategy.rounds
     with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:

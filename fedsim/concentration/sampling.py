@@ -9,8 +9,8 @@ import dp_accounting
 import numpy as np
 from dp_accounting import dp_event
 
-from fedsim.sampling import Coins, Indices
-from fedsim.seeding import RandomSource
+from fedsim.sampling import Indices
+from fedsim.seeding import Coins, RandomSource
 
 CONCENTRATION = "concentration"
 """The `test` of this sampler and of its estimator: each is proved with the other only."""

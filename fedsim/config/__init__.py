@@ -1,9 +1,7 @@
 """Config: the keys of a run's TOML file, their types and defaults, and errors that help.
 
 Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
-`page.py` writes docs/config.md from the keys' own docstrings. All keys but those of `[executor]`
-and `[training]` decide a run's draws: a new one there that changes what is released has to be named
-in `fedsim/release_seed.py`, or two different runs would share their noise.
+`page.py` writes docs/config.md from the keys' own docstrings.
 """
 
 from fedsim.config.schema import (

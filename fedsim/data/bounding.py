@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import Indices, OwnerGraph, TokenStore, ranks, runs
-from fedsim.data.store.keys import hashes, in_order_of
+from fedsim.data.store.keys import in_order_of
+from fedsim.seeding import hashes
 
 Bounding = Literal["greedy", "random", "linear-program"]
 Order = Literal["random", "longest", "shortest", "least-demand"]

@@ -27,10 +27,9 @@ from fedsim.data.building.build import build_store
 from fedsim.data.building.tokenise import Cutting
 from fedsim.data.config import CanaryConfig
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.keys import base, hashes
 from fedsim.data.store.manifest import USERS, LossOn
 from fedsim.errors import ConfigError
-from fedsim.seeding import stream
+from fedsim.seeding import base, hashes, stream
 from fedsim.utils import files as paths
 
 Ids = npt.NDArray[np.int64]

@@ -15,8 +15,9 @@ import numpy.typing as npt
 from fedsim.data.bounding import Bounded, Bounding, Order, bound
 from fedsim.data.split import Split
 from fedsim.data.store import Indices, TokenStore, ranks
-from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
-from fedsim.data.store.keys import base as hashing_base
+from fedsim.data.store.keys import in_order_of
+from fedsim.seeding import Hashes, base, hashes
+from fedsim.seeding import base as hashing_base
 
 Rule = Order | Literal["highest-perplexity", "lowest-perplexity"]
 Losses = npt.NDArray[np.float32]

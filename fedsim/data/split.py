@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.keys import Hashes, base, hashes, in_order_of
+from fedsim.data.store.keys import in_order_of
 from fedsim.errors import ConfigError
+from fedsim.seeding import Hashes, base, hashes
 
 _EXAMPLES, _USERS, _FROM = 0, 1, 2  # the round in the address stream(seed, "split", round)
 

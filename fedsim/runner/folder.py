@@ -16,6 +16,7 @@ from fedsim.materials import Materials, new_data_seed
 from fedsim.report.schema import RoundMetrics, load_report
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
+    check_format,
     check_sources,
     keep_seed,
     kept_seed,
@@ -107,6 +108,7 @@ class RunFolder:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
         if not self.config.exists():
             raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
+        check_format(self.identity)
         started = self.read_config()
         before, now = _flat(started.model_dump()), _flat(config.model_dump())
         changed = sorted(

@@ -1,4 +1,4 @@
-"""run.json: the format of a run folder, what its run is made from, and its secret seed's place."""
+"""run.json: the format of a run folder, its versions and sources, and the id of its secret seed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import read_json
+from fedsim.utils.machine import version
 
-FORMAT = 2  # 1 addressed what is chosen for users by their places in the file
+FORMAT = 3
+_OPENED = (2, FORMAT)  # 2: draws of rounds depended on the config, the text and versions
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -23,17 +24,17 @@ def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -
 
     Args:
         path: of the file.
-        sources: what the run is made from, a checksum for each; see `release_seed.sources`.
-        run_id: what the secret data seed is kept under, if the run has one.
+        sources: see `Materials.sources`.
+        run_id: the id of the secret data seed, if the run has one.
     """
-    content = {"version": FORMAT, "fedsim": version("fedsim-dp"), "sources": dict(sources)}
+    content = {"version": FORMAT, **_versions(), "sources": dict(sources)}
     if run_id is not None:
         content["id"] = run_id
     paths.write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_identity(path: Path) -> dict[str, Any]:
-    """Return what run.json says; {} where a folder of an earlier fedsim has none.
+    """Return the content of run.json; {} if there is none.
 
     Raises:
         ConfigError: unreadable, or of a format that this fedsim does not know.
@@ -46,12 +47,35 @@ def read_identity(path: Path) -> dict[str, Any]:
         sources = dict(content["sources"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
-    if found != FORMAT:
+    if found not in _OPENED:
         raise ConfigError(
             f"run {path}: format {found!r}, made by fedsim {maker}; this fedsim reads {FORMAT}: "
             f"open it with fedsim {maker}"
         )
     return {**content, "sources": sources}
+
+
+def check_format(path: Path) -> None:
+    """Raise `ConfigError` if this fedsim opens the run but cannot repeat its draws."""
+    content = read_identity(path)
+    if content.get("version", FORMAT) != FORMAT:
+        raise ConfigError(
+            f"--resume: fedsim {content['fedsim']} began the run in {path.parent}, and this "
+            "version draws otherwise; start the run again with another --out"
+        )
+
+
+def version_note(path: Path) -> str:
+    """Return a line on packages whose version changed since the run began; "" if none did."""
+    before = read_identity(path)
+    changed = [
+        f"{name} {before[name]} -> {now}"
+        for name, now in _versions().items()
+        if before.get(name, now) != now
+    ]
+    if not changed:
+        return ""
+    return f"The run goes on with other versions than it began with: {', '.join(changed)}"
 
 
 def mark_diverged(path: Path, reason: str) -> None:
@@ -61,28 +85,29 @@ def mark_diverged(path: Path, reason: str) -> None:
 
 
 def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) -> None:
-    """Raise `ConfigError` if a run was made from something else than `now`.
+    """Raise `ConfigError` if a run was made from other sources than `now`.
 
     Args:
-        path: of run.json; where there is none, nothing is known.
-        now: as of `fedsim.release_seed.sources`.
+        path: of run.json; without it nothing is known.
+        now: see `Materials.sources`.
         resumes: whether the run is to go on, for the error.
     """
     before = read_identity(path).get("sources", now)
-    changed = sorted(what for what in now if before.get(what) != now[what])
-    if changed:
-        told = f"{' and '.join(changed)} changed since the run in {path.parent} began"
+    changed = " and ".join(sorted(name for name in now if before.get(name) != now[name]))
+    if changed and resumes:
         raise ConfigError(
-            f"--resume: {told}; a run goes on from what it began with, start another with another "
-            "--out"
-            if resumes
-            else f"{told}: who was trained on, and who held out, is known of that alone; give back "
-            "what it began with"
+            f"--resume: {changed} changed since the run in {path.parent} began; restore it, or "
+            "start another run with another --out"
+        )
+    if changed:
+        raise ConfigError(
+            f"{changed} changed since the run in {path.parent} began, and the split into training "
+            "and held-out text depends on it; restore it"
         )
 
 
 def keep_seed(seed: int) -> str:
-    """Keep a data seed outside of its run's folder, for its owner alone; return its id."""
+    """Keep a secret seed outside of its run's folder, for its owner alone, and return its id."""
     run_id = uuid.uuid4().hex
     place = _place(run_id)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,34 +115,26 @@ def keep_seed(seed: int) -> str:
     return run_id
 
 
-def seed_file(run_id: object, folder: Path) -> Path:
-    """Return where the seed of the run in `folder` is kept.
+def kept_seed(run_id: object, folder: Path) -> int:
+    """Return the seed that was kept for the run in `folder`.
 
     Raises:
-        ConfigError: the id is not one that `keep_seed` returned.
+        ConfigError: it is not here (the message says where it should be), or the id is malformed.
     """
     if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: not one that fedsim writes")
-    return _place(run_id)
-
-
-def kept_seed(run_id: object, folder: Path) -> int:
-    """Return the seed that was kept.
-
-    Raises:
-        ConfigError: it is not here; the message says where it should be.
-    """
-    place = seed_file(run_id, folder)
+        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: expected 32 hex digits")
+    place = _place(run_id)
     try:
-        seed = read_json(place)["seed"]
-        if type(seed) is not int:
-            raise ValueError(seed)
+        return int(read_json(place)["seed"])
     except (OSError, ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"run {folder}: its noise is secure, so the seed that its texts were split by is kept "
-            f"apart, and {place} does not hold it; copy that file from where the run was made"
+            f"run {folder}: its noise is secure, so its secret seed is kept apart, and {place} "
+            "does not hold it; copy that file from the machine of the run"
         ) from None
-    return seed
+
+
+def _versions() -> dict[str, str]:
+    return {"fedsim": version("fedsim-dp"), "torch": version("torch")}
 
 
 def _place(run_id: str) -> Path:

@@ -42,13 +42,12 @@ from fedsim.materials import (
     materials_of,
 )
 from fedsim.plan import RoundPlan
-from fedsim.release_seed import seed_after, sources
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics, RunReport
-from fedsim.runner.checkpoint import newest_whole_state, save_checkpoint
+from fedsim.runner.checkpoint import save_checkpoint
 from fedsim.runner.folder import RunFolder
-from fedsim.runner.identity import mark_diverged
+from fedsim.runner.identity import mark_diverged, version_note
 from fedsim.runner.log import run_log
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
@@ -102,7 +101,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     data_seed = folder.data_seed(config)
     materials = materials_of(config, data_seed)
     _say_dropped(materials)
-    plan = _going_on(build_plan(config, materials), folder)
+    plan = build_plan(config, materials)
     if config.training.private_evaluation is not None and not plan.score_rounds:
         raise ConfigError(
             f"training.private_evaluation with strategy.name = {config.strategy.name!r}: its plan "
@@ -176,29 +175,6 @@ def _say_dropped(materials: Materials) -> None:
         log.info("Rows of the data that were dropped (no ε covers these numbers): %s", listed)
 
 
-def _going_on(plan: RoundPlan, folder: RunFolder) -> RoundPlan:
-    """Return the plan, under another seed where the run's ledger has releases of another seed.
-
-    As when a seeded run is taken up with another version of what computes.
-
-    Raises:
-        ConfigError: the plan has one price for a run, which does not pay for another allocation,
-            nor for another threshold that rounds are tested against.
-    """
-    charged = folder.read_ledger()
-    if all(item.release in plan.draws.release_ids for item in charged.items):
-        return plan
-    if plan.cost.run_rounds is not None:
-        once = "one threshold" if plan.sampling.test is not None else "everybody's rounds once"
-        raise ConfigError(
-            f"--resume: strategy.name = {plan.strategy!r} draws {once} for a run, and what it "
-            "is drawn from (versions, plug-ins, model files) changed since this one began; go "
-            "on with what it began with, or start another with another --out"
-        )
-    state = newest_whole_state(folder.checkpoints, charged)
-    return replace(plan, seed=seed_after(plan.seed, charged, state))
-
-
 def write_promise(
     folder: RunFolder, config: Config, plan: RoundPlan, state: ServerState, report: RunReport
 ) -> None:
@@ -262,14 +238,16 @@ class _Session:
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
-        self.folder.begin(self.config, sources(self.config, self.materials), self.materials.seed)
+        self.folder.begin(self.config, self.materials.sources, self.materials.seed)
+        if note := version_note(self.folder.identity):
+            log.info("%s", note)
         released = self.folder.read_ledger().items
         if self.account is not None and released and not self.account.path.exists():
             raise ConfigError(
                 f"privacy.shared.ledger = {str(self.account.path)!r}: is not there, and this run "
                 "was charged in it; resume it from the folder that it was begun in"
             )
-        taken_up = self.folder.take_up(secure=not self._repeats())
+        taken_up = self.folder.take_up(secure=not self.plan.draws.repeat)
         self.state = taken_up or self._start()
         if (reason := self.folder.diverged()) is not None:  # killed before it was said
             if taken_up is None:  # then all lines went with the rounds that no checkpoint holds
@@ -453,17 +431,9 @@ class _Session:
 
     def _start(self) -> ServerState:
         # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
-        charged = None if self._repeats() else self.folder.read_ledger()
+        charged = None if self.plan.draws.repeat else self.folder.read_ledger()
         state = ServerState(0, self.materials.model.initial_parameters())
         return replace(state, ledger=charged) if charged else state
-
-    def _repeats(self) -> bool:
-        """Whether rounds that are done again give the releases that were charged for them.
-
-        Not with fresh noise, nor where an earlier version drew from other addresses.
-        """
-        charged = {item.release for item in self.folder.read_ledger().items}
-        return self.plan.draws.repeat and charged <= set(self.plan.draws.release_ids)
 
     def _first_line(self) -> RoundMetrics:
         held_out = self._held_out(self.state)

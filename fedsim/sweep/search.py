@@ -26,7 +26,6 @@ from fedsim.config import Config, with_settings
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.materials import materials_of, new_data_seed
 from fedsim.plan import RoundPlan
-from fedsim.release_seed import sources
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import keep_seed, kept_seed
@@ -71,15 +70,15 @@ class Search:
 
     @property
     def seed(self) -> int:
-        """What the number of trials and their settings are drawn from: of all candidates' seeds."""
-        seeds = [plan.seed for plan in self.plans]
-        digest = hashlib.sha256(f"fedsim/search/{seeds}".encode()).digest()
-        return int.from_bytes(digest[:16], "little")
+        """What the number of trials and their settings are drawn from."""
+        return self.data_seed
 
     @property
     def release_id(self) -> str:
         """The id of the search in ledgers: a one-way hash of `seed`."""
         kind = self.plan.draws.release_id.partition(":")[0]
+        if kind == "seeded":
+            return kind
         hashed = hashlib.sha256(f"fedsim/search-id/{self.seed}".encode()).hexdigest()
         return f"{kind}:{hashed[:32]}"
 
@@ -246,11 +245,6 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
         kept = keep_seed(search.data_seed)
         state = {"version": _VERSION, "id": kept, "release": release, "asked": asked}
         write_atomically(path, json.dumps(state, indent=1) + "\n")
-    elif read_json(path)["release"] != release:
-        raise ConfigError(
-            f"--resume: what the search in {out} is drawn from (text, model files, versions, "
-            "plug-ins) changed since it began; go on with what it began with, or start another"
-        )
     ledger = Ledger()
     for round in range(config.strategy.rounds):
         ledger = ledger.charge(round, plan.cost, release)
@@ -303,7 +297,7 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             continue
         if not folder.identity.exists():
             job.out.mkdir(parents=True, exist_ok=True)
-            read = sources(job.config, materials_of(job.config, search.data_seed))
+            read = materials_of(job.config, search.data_seed).sources
             folder.begin(job.config, read, search.data_seed, kept_as=kept_as)
         left.append(job)
     for outcome in runner(left):

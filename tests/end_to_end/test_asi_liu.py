@@ -147,21 +147,3 @@ def test_gradients_that_do_not_fit_are_refused(
     monkeypatch.setattr("fedsim.strategies.asi_liu.MOST_BYTES", 1_000)
     complaint = run(speeches, tmp_path / "run").complaint
     assert "holds the gradients of all 24 users at once" in complaint
-
-
-def test_a_run_whose_threshold_would_be_another_does_not_go_on(
-    speeches: Path, tmp_path: Path
-) -> None:
-    """As after an upgrade: a second threshold would be a second test, and one is paid for."""
-    out = tmp_path / "run"
-    assert run(speeches, out).returncode == 0
-    folder = RunFolder(out)
-    folder.report.unlink()
-    (known,) = {item.release for item in folder.read_ledger().items}
-    text = folder.ledger.read_text(encoding="utf-8")
-    folder.ledger.write_text(text.replace(known, "seeded:0"), encoding="utf-8")
-    done = run(speeches, out, resume=True)
-    assert done.returncode == 2
-    assert "strategy.name = 'asi-liu' draws one threshold for a run" in done.complaint
-    folder.ledger.write_text(text, encoding="utf-8")
-    assert run(speeches, out, resume=True).returncode == 0

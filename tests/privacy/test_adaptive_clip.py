@@ -167,7 +167,7 @@ def test_the_count_has_noise_of_its_own(speeches: Path, materials: Materials) ->
     nobody = WeightedSum({})
     count = [plan.next_clip(ServerState(round, {}), nobody).scale for round in rounds]
     noise = [float(plan.draws.noise(round).chunk("", 0).random(1)[0]) for round in rounds]
-    coins = [float(plan.draws.coins(round).random(1)[0]) for round in rounds]
+    coins = [float(plan.coins.of_units(round)[0]) for round in rounds]
     for first in (noise, coins):
         assert abs(np.corrcoef(np.log(count), first)[0, 1]) < 0.1
     again = plan.next_clip(ServerState(7, {}), nobody)

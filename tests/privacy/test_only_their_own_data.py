@@ -8,6 +8,7 @@ and the sum moves by no more than the user may move it.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -29,6 +30,7 @@ from fedsim.materials import Materials, load_materials
 from fedsim.plan import RoundPlan
 from fedsim.registry import resolve
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Sampling, TruncatedPoissonSampling
+from fedsim.seeding import Draws
 from fedsim.strategy import build_plan
 from fedsim.tensors import l2_norm
 from tests.conftest import WORDS, small_config
@@ -310,23 +312,6 @@ def test_the_sum_moves_by_what_one_user_may_move(
 RATE = 0.4
 
 
-class Named:
-    """Gives each unit the uniform that is its name's, wherever it stands.
-
-    Truncation draws again, among those that the first coins of `RATE` have taken.
-    """
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-
-    def random(self, size: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        seeds = [list(name.encode()) for name in self._names]
-        drawn = np.array([np.random.default_rng(seed).random() for seed in seeds])
-        if size < len(drawn):
-            return drawn[drawn < RATE]
-        return drawn
-
-
 def _laws(count: int) -> list[tuple[Sampling, int]]:
     """Each sampler over so many units, and how many others one unit may displace."""
     return [
@@ -342,7 +327,8 @@ def test_with_the_same_coins_the_same_others_are_drawn(change: list[Row]) -> Non
     for (law, displaced), (law_after, _) in zip(_laws(len(before)), _laws(len(after)), strict=True):
         found = []
         for one, names in ((law, before), (law_after, after)):
-            drawn = one.draw(len(names), 0, lambda _, names=names: Named(names))  # type: ignore[misc]
+            addresses = np.array([zlib.crc32(name.encode()) for name in names], np.uint64)
+            drawn = one.draw(len(names), 0, Draws(4, "seeded").coins(addresses))
             found.append(others({names[place]: 0 for place in drawn}))
         assert len(found[0]) > 1
         assert len(found[0].keys() ^ found[1].keys()) <= 2 * displaced

@@ -11,14 +11,14 @@ from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.estimators import FixedDenominator
 from fedsim.sampling import (
-    Coins,
     FixedSizeSampling,
     PoissonSampling,
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.seeding import secret_stream, stream
+from fedsim.seeding import Coins, stream
+from tests.helpers.coins import secret, seeded
 from tests.unit.mechanism.test_plan import make_plan
 
 N, Q, CAP, ROUNDS = 60, 0.2, 14, 4000
@@ -26,12 +26,11 @@ TRUNCATED = TruncatedPoissonSampling(Q, CAP, N)
 Cohorts = list[npt.NDArray[np.int64]]
 
 
-def seeded(round: int) -> np.random.Generator:
-    return stream(5, "sampling", round)
+COINS = seeded(5, N)
 
 
-def cohorts(law: Sampling, coins: Coins = seeded, num_units: int = N) -> Cohorts:
-    return [law.draw(num_units, round, coins) for round in range(ROUNDS)]
+def cohorts(law: Sampling, coins: Coins = COINS) -> Cohorts:
+    return [law.draw(N, round, coins) for round in range(ROUNDS)]
 
 
 def p_of_truncated_sizes(drawn: Cohorts) -> float:
@@ -69,12 +68,12 @@ def test_truncated_cohorts_follow_the_accounted_law() -> None:
     assert p_of_truncated_sizes(drawn) > 1e-3
     assert p_of_equal_shares(drawn) > 1e-3
     assert p_of_joint_event(drawn) > 1e-3
-    share = np.mean([len(PoissonSampling(Q).draw(N, r, seeded)) > CAP for r in range(ROUNDS)])
+    share = np.mean([len(PoissonSampling(Q).draw(N, r, COINS)) > CAP for r in range(ROUNDS)])
     assert share == pytest.approx(TRUNCATED.truncation_probability, abs=0.03)
 
 
 def test_truncated_by_system_entropy() -> None:
-    drawn = cohorts(TRUNCATED, lambda _: secret_stream())
+    drawn = cohorts(TRUNCATED, secret(N))
     assert p_of_truncated_sizes(drawn) > 1e-6  # not seeded
     assert p_of_equal_shares(drawn) > 1e-6
 
@@ -118,27 +117,26 @@ def test_fixed_size_cohorts_are_uniform_subsets() -> None:
     assert {len(cohort) for cohort in drawn} == {12}
     assert p_of_equal_shares(drawn) > 1e-3
     assert p_of_neighbours(drawn) > 1e-3
-    blocks = [(seeded(round).integers(N) + np.arange(12)) % N for round in range(ROUNDS)]
+    blocks = [
+        (stream(5, "sampling", round).integers(N) + np.arange(12)) % N for round in range(ROUNDS)
+    ]
     assert p_of_equal_shares(blocks) > 1e-3  # each as often, but not independently
     assert p_of_neighbours(blocks) < 1e-3
 
 
 def test_shuffled_passes_take_everybody_once() -> None:
     law = ShuffledSampling(7, 60)
-    a_pass = [law.draw(60, round, seeded) for round in range(8)]
+    a_pass = [law.draw(60, round, COINS) for round in range(8)]
     taken = np.concatenate(a_pass)
     assert [len(cohort) for cohort in a_pass] == [7] * 8
     assert len(set(taken.tolist())) == 56  # four wait for the next pass
-    following = [law.draw(60, round, seeded) for round in range(8, 16)]
+    following = [law.draw(60, round, COINS) for round in range(8, 16)]
     assert [len(cohort) for cohort in following] == [7] * 8
     assert len(set(np.concatenate(following).tolist())) == 56
-    asked: list[int] = []
-    law.draw(60, 13, lambda round: seeded(asked.append(round) or round))  # type: ignore[func-returns-value]
-    assert asked == [8]  # a pass has one order, that of its first round
     assert not all(np.array_equal(a, b) for a, b in zip(a_pass, following, strict=True))
     counts = np.zeros(60)
     for round in range(ROUNDS):
-        counts[law.draw(60, round, seeded)] += 1
+        counts[law.draw(60, round, COINS)] += 1
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
@@ -154,7 +152,7 @@ def test_a_population_that_is_not_the_accounted_one(
     law: Sampling, num_units: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        law.draw(num_units, 0, seeded)
+        law.draw(num_units, 0, seeded(5, num_units))
 
 
 @pytest.mark.parametrize("law", [TruncatedPoissonSampling, FixedSizeSampling, ShuffledSampling])

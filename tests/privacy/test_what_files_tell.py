@@ -13,7 +13,6 @@ import torch
 from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.noise.gaussian import release_
-from fedsim.release_seed import sources
 from fedsim.runner.checkpoint import load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.given import with_given
@@ -163,5 +162,5 @@ def test_whoever_has_a_secure_runs_folder_cannot_try_texts(place: Path) -> None:
             patch.setenv("FEDSIM_CACHE", str(place / "cache"))
             guess = load_materials(config.seed, config.data, config.model, "cpu")
         told = json.loads((run / "run.json").read_text(encoding="utf-8"))["sources"]
-        tried[noise] = told == sources(config, guess)
+        tried[noise] = told == guess.sources
     assert tried == {"seeded": True, "secure": False}

@@ -23,10 +23,9 @@ import torch
 from fedsim.data.selection import CohortBlock, cohort_block, select
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.keys import base
 from fedsim.experiments.benchmarks.store import sample
 from fedsim.experiments.benchmarks.timing import Row, in_own_process, interleaved, row_of
-from fedsim.seeding import stream
+from fedsim.seeding import base, stream
 from fedsim.utils import files as paths
 
 _COHORT = 4_096

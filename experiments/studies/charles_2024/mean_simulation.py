@@ -138,8 +138,10 @@ def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) ->
     rate = torch.tensor([plan.optimizer.learning_rate for plan in plans])[:, None]
     dimension = population.examples.shape[-1]
     estimate = torch.zeros(trials, len(plans), dimension)
+    count = trials * len(first.pool)
+    coins = first.draws.coins(np.arange(count, dtype=np.uint64))
     for round in range(rounds):
-        units = first.sampling.draw(trials * len(first.pool), round, first.draws.coins)
+        units = first.sampling.draw(count, round, coins)
         values, present = _by_trial(
             unit_values(population, units, first, round), units // len(first.pool), trials
         )

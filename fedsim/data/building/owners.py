@@ -12,9 +12,10 @@ from fedsim.data.building.buckets import Buckets, Rows
 from fedsim.data.building.write import begin_array, begin_offsets, write_names
 from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
-from fedsim.data.store.keys import hashes, user_keys
+from fedsim.data.store.keys import user_keys
 from fedsim.data.store.manifest import OwnerCounts
 from fedsim.data.store.rows import bounds_of, offsets_of, ranks
+from fedsim.seeding import hashes
 
 _AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
 _START = 0x66656473696D2F34  # the start of hashes of owners

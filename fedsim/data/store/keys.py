@@ -1,11 +1,10 @@
-"""Keys: 64-bit hashes of users' names and examples' tokens, and hashes to draw from them."""
+"""Keys: 64-bit hashes of users' names and examples' tokens, which address draws."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,36 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store.rows import bounds_of
-from fedsim.seeding import Purpose, stream
-
-Hashes = npt.NDArray[np.uint64]
-
-
-@lru_cache(maxsize=64)
-def base(seed: int, purpose: Purpose, round: int) -> int:
-    """Return the first 64 bits of `stream(seed, purpose, round)`: a start for `hashes`."""
-    return int(stream(seed, purpose, round).integers(0, 1 << 64, dtype=np.uint64))
-
-
-def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
-    """Return output number `index` of the SplitMix64 generator that starts at `start`.
-
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. It
-    permutes the 64-bit numbers: two indices from one start never have the same hash.
-
-    Args:
-        start: one number, or an array that broadcasts with `index`.
-        index: a key, or a number from 0.
-    """
-    mixed: Hashes = index.astype(np.uint64)
-    mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(start, np.uint64)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
+from fedsim.seeding import Hashes, hashes
 
 _PLACE_BITS = 20
 

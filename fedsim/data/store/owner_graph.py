@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store.keys import Hashes
 from fedsim.data.store.manifest import (
     EXAMPLE_OWNER_OFFSETS,
     EXAMPLE_OWNERS,
@@ -28,6 +27,7 @@ from fedsim.data.store.manifest import (
     OWNER_KEYS,
 )
 from fedsim.data.store.rows import open_row, runs
+from fedsim.seeding import Hashes
 
 Indices = npt.NDArray[np.int64]
 

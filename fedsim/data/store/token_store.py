@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import integrity
-from fedsim.data.store.keys import AT_ONCE, Hashes
+from fedsim.data.store.keys import AT_ONCE
 from fedsim.data.store.manifest import (
     EXAMPLE_KEYS,
     EXAMPLE_OFFSETS,
@@ -40,6 +40,7 @@ from fedsim.data.store.manifest import (
 )
 from fedsim.data.store.owner_graph import OwnerGraph
 from fedsim.data.store.rows import Indices, open_row
+from fedsim.seeding import Hashes
 
 
 class TokenStore:

@@ -60,7 +60,7 @@ class Replicas:
             name: torch.zeros(self._coordinates, dtype=torch.float64) for name in self._added
         }
         everybody = np.arange(num_targets * self.target_units, dtype=np.int64)
-        self._plan = stepping_by_release(replace(plan, pool=everybody))
+        self._plan = stepping_by_release(replace(plan, pool=everybody, addresses=None, owners=None))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the sum over the drawn units: units of one target share its coordinate."""

@@ -28,8 +28,8 @@ from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Accumulator, Keys, Update
 from fedsim.noise.matrix import NoiseMatrix
 from fedsim.plan import RoundPlan
-from fedsim.sampling import Coins, CyclicSampling, Indices, PoissonSampling
-from fedsim.seeding import AesStream, Draws, NoiseKey, Purpose
+from fedsim.sampling import CyclicSampling, Indices, PoissonSampling
+from fedsim.seeding import AesStream, Coins, Draws, NoiseKey, Purpose
 from fedsim.tensors import add_, l2_norm
 from tests.privacy.planted_bugs.game import ChoosingExecutor
 
@@ -89,14 +89,15 @@ class NoiseOfCoins(Draws):
     """Draws the noise from the stream that drew the cohort."""
 
     def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
-        coins = self.coins(round)
+        def coins(count: int) -> npt.NDArray[np.float64]:
+            return self.coins(np.arange(count, dtype=np.uint64)).of_units(round)
 
         class OfCoins(AesStream):
             def words(self, count: int, room: object = None) -> npt.NDArray[np.uint64]:
-                return (coins.random(count) * 2.0**53).astype(np.uint64) << np.uint64(11)
+                return (coins(count) * 2.0**53).astype(np.uint64) << np.uint64(11)
 
             def random(self, size: int) -> npt.NDArray[np.float64]:
-                return coins.random(size)
+                return coins(size)
 
         class Shared(NoiseKey):
             def chunk(self, parameter: str, index: int) -> AesStream:
@@ -126,7 +127,7 @@ class FixedSizeDrawn(PoissonSampling):
     """Is accounted as Poisson and draws the expected number of units every time."""
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        order = np.argsort(coins(round).random(num_units), kind="stable")
+        order = np.argsort(coins.of_units(round), kind="stable")
         return np.sort(order[: math.floor(self.probability * num_units + 0.5)])
 
 
@@ -153,22 +154,6 @@ class ByPlace(ChoosingExecutor):
 
     def told_apart(self, cohort: Keys) -> Keys:
         return np.arange(len(cohort))
-
-
-class NamedBySeed(Draws):
-    """Names its releases in the ledger by the seed that their noise is drawn from."""
-
-    @property
-    def release_id(self) -> str:
-        return f"seeded:{self.seed}"
-
-
-class TellsSeed(RoundPlan):
-    """Has such draws."""
-
-    @property
-    def draws(self) -> Draws:
-        return NamedBySeed(self.seed, self.entropy)
 
 
 class AddsLosses(RenyiFilter):

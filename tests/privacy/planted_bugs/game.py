@@ -16,11 +16,11 @@ import torch
 
 from fedsim.accounting.events import RoundCost
 from fedsim.clipping import Clip
-from fedsim.data.store.keys import base, hashes
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
 from fedsim.plan import RoundPlan
 from fedsim.sampling import CyclicSampling
+from fedsim.seeding import base, hashes
 from fedsim.tensors import Tensors
 from tests.privacy.mechanism_audit.bounds import Scores
 from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds

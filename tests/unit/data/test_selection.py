@@ -14,7 +14,7 @@ from fedsim.data import selection
 from fedsim.data.selection import Rule, cohort_block, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
-from fedsim.data.store.keys import base, hashes
+from fedsim.seeding import base, hashes
 from tests.unit.data.test_split import _store
 
 Lengths = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from fedsim.data.selection import cohort_block, windows
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
-from fedsim.data.store.keys import base
+from fedsim.seeding import base
 from tests.unit.data.data_samples import build
 
 LENGTH = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from scipy import stats
 
 import fedsim
@@ -21,22 +19,19 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
-from fedsim.clipping import FlatClip
 from fedsim.errors import BudgetSpentError, ConfigError
-from fedsim.estimators import ClippedDenominator, FixedDenominator, WeightedSum
+from fedsim.estimators import FixedDenominator
 from fedsim.materials import load_materials, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
-from fedsim.round import run_round
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import BalancedSampling, Relation
-from fedsim.seeding import secret_stream, stream
-from fedsim.state import ServerState
+from fedsim.seeding import stream
 from fedsim.strategy import build_plan
-from fedsim.tensors import Tensors
+from tests.helpers.coins import Same, secret
+from tests.helpers.coins import seeded as seeded_coins
 from tests.helpers.light import check_going_on, light_config
 from tests.unit.mechanism.test_plan import make_plan
-from tests.unit.mechanism.test_round import same_state
 
 Table = npt.NDArray[np.int64]
 N, ROUNDS, PASSES = 40_000, 12, 3
@@ -75,8 +70,11 @@ def seeded(round: int) -> np.random.Generator:
     return stream(3, "sampling", round)
 
 
+COINS = seeded_coins(3, N)
+
+
 def test_everybody_is_once_in_each_pass_in_a_round_of_their_own() -> None:
-    assert fits(taken(lambda round: LAW.draw(N, round, seeded)))
+    assert fits(taken(lambda round: LAW.draw(N, round, COINS)))
     plan = balanced_plan(entropy="secure", seed=SECRET, pool=np.arange(N))
     assert fits(taken(plan.cohort))
 
@@ -94,12 +92,12 @@ def with_replacement(round: int) -> Table:
 
 def one_order_for_all_passes(round: int) -> Table:
     """Coins that are asked for once a run, and not once a pass."""
-    return LAW.draw(N, round, lambda _: stream(3, "sampling", 0))
+    return LAW.draw(N, round, Same(COINS))
 
 
 OTHERS: dict[str, Callable[[int], Table]] = {
     "Poisson": lambda round: np.flatnonzero(seeded(round).random(N) < 1 / 4),
-    "fresh coins every round": lambda round: LAW.draw(N, round, lambda _: secret_stream()),
+    "fresh coins every round": lambda round: LAW.draw(N, round, secret(N)),
     "with replacement": with_replacement,
     "sequential": sequential,
     "one order for all passes": one_order_for_all_passes,
@@ -160,45 +158,6 @@ def test_a_secret_plan_without_a_secret_seed_of_the_data_has_one_of_its_own(spee
     assert build_plan(config, secret).draws.noise(0) == build_plan(config, secret).draws.noise(0)
 
 
-def test_the_noise_of_a_plan_is_not_added_to_another_release() -> None:
-    """Of other parameters, other data, another clip; the same release again is no other one."""
-    state = ServerState(0, {"weight": torch.zeros(3)})
-
-    class Sum:
-        def __init__(self, value: float, weight: float) -> None:
-            self.value, self.weight = value, weight
-
-        def clipped_sum(self, parameters: Tensors, *_: object) -> WeightedSum:
-            values = {"weight": self.value + parameters["weight"].double()}
-            return WeightedSum(values, self.weight, 1)
-
-    def release(
-        plan: RoundPlan, state: ServerState = state, value: float = 0.5, weight: float = 1.0
-    ) -> ServerState:
-        return run_round(state, plan, Sum(value, weight))[0]
-
-    plan = balanced_plan(entropy="secure", seed=SECRET + 7)
-    assert same_state(release(plan), release(plan))
-    others: list[Callable[[], ServerState]] = [
-        lambda: release(plan, replace(state, parameters={"weight": torch.ones(3)})),
-        lambda: release(plan, value=0.75),
-        lambda: release(replace(plan, clip=FlatClip(l2_clip_norm=1.0))),
-        lambda: release(plan, replace(state, clip_scale=0.5)),
-        lambda: release(replace(plan, noise_multiplier=3.0)),
-    ]
-    for other in others:
-        with pytest.raises(ValueError, match="round 0: the noise of this plan was drawn for anoth"):
-            other()
-    release(replace(plan, seed=SECRET + 8), value=0.75)
-    divided = ClippedDenominator(LAW.probability, 8.0)
-    by_weight = replace(plan, seed=SECRET + 9, estimator=divided)
-    release(by_weight, weight=16.0)
-    with pytest.raises(ValueError, match="was drawn for another release"):
-        release(by_weight, weight=32.0)
-    for value in (0.5, 0.75):
-        release(make_plan(entropy="secure"), value=value)
-
-
 def test_noise_that_is_too_little_for_a_grid_has_a_price() -> None:
     """Losses beyond the floats' range make no moments, and what is no number is not paid for."""
     rule = RenyiFilter(560.0, 1e-5, Relation.ADD_OR_REMOVE, 1.25)
@@ -252,12 +211,6 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert kept == (noise == "secure")
     assert not any("were not kept" in line for line in promise["assumptions"])
     check_going_on(config, folder, lost=1)
-    content = json.loads(folder.ledger.read_text(encoding="utf-8"))
-    for item in content["releases"]:
-        item["release"] = item["release"][:-1] + "?"
-    folder.ledger.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ConfigError, match="draws everybody's rounds once for a run"):
-        fedsim.run(config, folder.path, resume=True)
 
 
 def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path) -> None:

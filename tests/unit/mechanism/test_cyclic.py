@@ -22,16 +22,15 @@ from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
-from fedsim.materials import load_materials
-from fedsim.noise.matrix import NoiseMatrix, banded_matrix
+from fedsim.noise.matrix import banded_matrix
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation
-from fedsim.seeding import secret_stream
-from fedsim.strategy import build_plan
+from tests.helpers.coins import secret
+from tests.helpers.coins import seeded as seeded_coins
 from tests.helpers.light import check_going_on, light_config
-from tests.unit.mechanism.test_balanced import N, Table, seeded, taken
+from tests.unit.mechanism.test_balanced import COINS, N, Table, seeded, taken
 from tests.unit.mechanism.test_plan import make_plan
 
 ROUNDS, GROUPS, RATE = 11, 4, 0.5
@@ -63,12 +62,12 @@ def fits(table: Table) -> bool:
 
 
 def test_groups_take_turns_with_coins_of_their_own() -> None:
-    assert fits(taken(lambda round: LAW.draw(N, round, seeded), ROUNDS))
+    assert fits(taken(lambda round: LAW.draw(N, round, COINS), ROUNDS))
     everybody = CyclicSampling(ROUNDS, GROUPS, 1.0)
-    whole = taken(lambda round: everybody.draw(N, round, seeded), ROUNDS)
+    whole = taken(lambda round: everybody.draw(N, round, COINS), ROUNDS)
     assert (whole.sum(axis=1) == np.where(whole[:, 3] == 1, 2, 3)).all()  # eleven rounds of four
     with pytest.raises(ValueError, match="round = 11: the run has 11 rounds"):
-        LAW.draw(N, 11, seeded)
+        LAW.draw(N, 11, COINS)
 
 
 def by_place(round: int) -> Table:
@@ -79,16 +78,16 @@ def by_place(round: int) -> Table:
 
 def one_coin_a_run(round: int) -> Table:
     """The same coin in every turn."""
-    return LAW.draw(N, round % GROUPS, seeded)
+    return LAW.draw(N, round % GROUPS, COINS)
 
 
 OTHERS: dict[str, Callable[[int], Table]] = {
     "Poisson": lambda round: np.flatnonzero(seeded(round).random(N) < RATE / GROUPS),
-    "groups anew every round": lambda round: LAW.draw(N, round, lambda _: secret_stream()),
+    "groups anew every round": lambda round: LAW.draw(N, round, secret(N)),
     "groups by place": by_place,
     "one coin a run": one_coin_a_run,
     "a turn too early": lambda round: CyclicSampling(ROUNDS, GROUPS - 1, 0.375).draw(
-        N, round, seeded
+        N, round, COINS
     ),
 }
 
@@ -150,8 +149,8 @@ def test_noise_is_calibrated_to_the_turns() -> None:
 
 
 def test_a_users_examples_are_in_one_group_with_coins_of_their_own() -> None:
-    owners = np.repeat(np.arange(N // 4), 4)
-    table = taken(lambda round: LAW.draw_of(owners, round, seeded), ROUNDS)
+    coins = seeded_coins(3, N, np.repeat(np.arange(N // 4, dtype=np.uint64), 4))
+    table = taken(lambda round: LAW.draw(N, round, coins), ROUNDS)
     together = table.reshape(-1, 4, ROUNDS).max(axis=1)
     turns = np.arange(ROUNDS) % GROUPS
     of_group = np.stack([together[:, turns == g].max(axis=1) for g in range(GROUPS)])
@@ -183,7 +182,7 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"owners": None}, "owners: 0 for 20 units"),
+        ({"owners": None}, "owners: cyclic sampling needs"),
         ({"owners": np.arange(19) // 4}, "owners: 19 for 20 units"),
         ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
         (
@@ -242,19 +241,6 @@ def test_els_takes_its_groups_of_users(speeches: Path, tmp_path: Path) -> None:
         "cyclic Poisson sampling of examples, one group of 3 in turn (at most 4 a user)"
         in (said["statement"])
     )
-
-
-def test_another_matrix_for_the_same_config_draws_other_noise(
-    speeches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where another machine's optimiser ends elsewhere."""
-    config = run_config(speeches)
-    loaded = load_materials(config.seed, config.data, config.model, "cpu")
-    one = build_plan(config, loaded)
-    assert one.seed == build_plan(config, loaded).seed
-    other = NoiseMatrix("banded", 8, 3, (0.4, 0.2))
-    monkeypatch.setattr("fedsim.strategy.banded_matrix", lambda rounds, bands: other)
-    assert build_plan(config, loaded).draws.noise(0) != one.draws.noise(0)
 
 
 CHANGED: dict[str, dict[str, Any]] = {

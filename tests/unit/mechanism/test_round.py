@@ -105,7 +105,7 @@ def test_the_cohort_is_what_the_rounds_coins_say() -> None:
     plan, pull = make_plan(), Pull()
     train(start(), plan, pull, 3)
     for round, cohort in enumerate(pull.cohorts):
-        expected = 100 + np.flatnonzero(plan.draws.coins(round).random(20) < 0.25)
+        expected = 100 + np.flatnonzero(plan.coins.of_units(round) < 0.25)
         assert cohort.tolist() == expected.tolist()
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedsim.cli.inspection import draw_histogram, print_inspection
-from fedsim.cli.output import Json
-from fedsim.config import ModelConfig, parse_config
+from fedsim.cli.inspection import print_inspection
+from fedsim.cli.output import Json, Overrides
+from fedsim.config import ModelConfig, parse_config, with_settings
 from fedsim.data import reading
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
@@ -37,43 +37,8 @@ def build(
         str | None, typer.Option(help="The column with the user of a text.")
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
-    messages_column: Annotated[
-        str | None,
-        typer.Option(
-            help="In place of --text-column: column of conversations, lists of role and content."
-        ),
-    ] = None,
-    prompt_column: Annotated[
-        str | None,
-        typer.Option(
-            help="In place of --text-column: column of prompts; needs --completion-column."
-        ),
-    ] = None,
-    completion_column: Annotated[
-        str | None, typer.Option(help="With --prompt-column: column of answers.")
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            help="A Jinja file with a chat template; or `tokenizer`: its own template, also for "
-            "prompts that are plain strings."
-        ),
-    ] = None,
-    owners_column: Annotated[
-        str | None, typer.Option(help="The column that lists who owns a text besides its user.")
-    ] = None,
-    owners_separator: Annotated[
-        str | None, typer.Option(help="Separator of the owners, if --owners-column is one string.")
-    ] = None,
-    loss_on: Annotated[
-        str | None,
-        typer.Option(help="Tokens that the loss is computed on: all, assistant or completion."),
-    ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Recipe that fills in the options that are not given; see `data recipes`."
-        ),
+        str | None, typer.Option(help="Recipe that fills in what is not given; see `data recipes`.")
     ] = None,
     prepare: Annotated[
         list[str] | None,
@@ -93,45 +58,29 @@ def build(
         int | None, typer.Option(help="Most tokens of an example (default: 64).")
     ] = None,
     cutting: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do with long texts: split or truncate; or join all texts of a user "
-            "(default: split)."
-        ),
+        str | None, typer.Option(help="What to do with long texts: split, truncate or join.")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Number of extra processes that tokenise; 0 for none (default: one per CPU, at "
-            "most 8).",
-        ),
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Tokenise a source and write it, ordered by user, to a token store in the folder --out.
 
-    A build that was killed leaves no store; give the same command again.
+    Other keys of [data] are set by --set, such as --set data.messages_column=messages. A build that
+    was killed leaves no store; give the same command again.
     """
     given = {
         "recipe": recipe,
         "source": source,
         "user_column": user_column,
         "text_column": text_column,
-        "messages_column": messages_column,
-        "prompt_column": prompt_column,
-        "completion_column": completion_column,
-        "chat_template": chat_template,
-        "owners_column": owners_column,
-        "owners_separator": owners_separator,
-        "loss_on": loss_on,
         "sequence_length": sequence_length,
         "cutting": cutting,
         "preparation": [_step(text) for text in prepare] if prepare else None,
     }
-    if recipe is None:
-        _check_given(given)
+    needed = {"SOURCE": source, "--user-column": user_column}
+    if missing := [option for option, value in needed.items() if value is None and recipe is None]:
+        raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
     known = {key: value for key, value in given.items() if value is not None}
-    config = parse_config({"data": known}).data
+    config = with_settings(parse_config({"data": known}), overrides or []).data
     if out.exists():
         raise ConfigError(f"--out {str(out)!r}: exists; name a folder that does not exist yet")
     # Imported here: it brings torch, which takes seconds that `inspect` need not wait.
@@ -147,19 +96,13 @@ def build(
         raise ConfigError(str(error).replace("model.name_or_path", "--tokenizer")) from None
     refused = (FileExistsError, NotADirectoryError, PermissionError)
     with about(f"--out {str(out)!r}: cannot be made: ", refused):
-        store = reading.build(config, model, reading.encoder(config, model), out, workers)
+        store = reading.build(config, model, reading.encoder(config, model), out)
     print_inspection(inspect_store(store))
 
 
 @app.command()
 def inspect(
     store: Annotated[Path, typer.Argument(help="A folder that fedsim data build made.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the histogram of examples per user into this file, such as sizes.png."
-        ),
-    ] = None,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Read every byte and check it against the stored checksums."),
@@ -171,8 +114,6 @@ def inspect(
     if verify:
         opened.verify()
     found = inspect_store(opened)
-    if out is not None:
-        draw_histogram(found, out)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -230,12 +171,3 @@ def _step(text: str) -> dict[str, Any]:
             f"--prepare {text!r}: not TOML ({error}); such as 'step = \"min-examples\", count = 2'"
         ) from None
     return step
-
-
-def _check_given(given: dict[str, Any]) -> None:
-    options = {"source": "SOURCE", "user_column": "--user-column", "text_column": "--text-column"}
-    if given["messages_column"] or given["prompt_column"] or given["completion_column"]:
-        del options["text_column"]
-    missing = [option for key, option in options.items() if given[key] is None]
-    if missing:
-        raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")

@@ -1,18 +1,13 @@
-"""How a store's numbers are shown: tables in the terminal, and a picture."""
+"""How a store's numbers are shown: tables in the terminal."""
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsim.cli.output import check_not_given_away
-from fedsim.errors import about
-from fedsim.utils.files import write_atomically
 from fedsim.utils.terminal import table_console
 
 _BAR_WIDTH = 40
@@ -58,31 +53,6 @@ def _print_owners(console: Console, found: dict[str, Any], examples: int) -> Non
             *(f"{row[rule]:,} ({row[rule] / examples:.0%})" for rule in rules),
         )
     console.print(table)
-
-
-def draw_histogram(found: dict[str, Any], path: Path) -> None:
-    """Write the histogram of examples per user as a picture, of the kind that the name says.
-
-    Raises:
-        ConfigError: a kind that matplotlib does not draw, or a place where nothing can be written.
-    """
-    from matplotlib.figure import Figure
-
-    check_not_given_away(path)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    buckets = found["histogram"]
-    edges = [bucket["from"] for bucket in buckets] + [2 * buckets[-1]["from"]]
-    axes.stairs([bucket["users"] for bucket in buckets], edges, fill=True, color="#4477aa")
-    axes.set_xscale("log", base=2)
-    axes.axvline(found["group_size"]["els_median"], color="#cc3311", label="median user")
-    axes.set(xlabel="examples of a user", ylabel="users", title=Path(found["store"]).name)
-    axes.legend()
-    figure.text(0.99, 0.01, "computed on private data, not DP", ha="right", fontsize=7)
-    stream, kind = io.BytesIO(), path.suffix.removeprefix(".") or "png"
-    with about(f"--out {str(path)!r}: cannot be drawn: ", (OSError, ValueError)):
-        figure.savefig(stream, format=kind, dpi=150)
-        write_atomically(path, stream.getvalue())
 
 
 def _facts(found: dict[str, Any]) -> Table:

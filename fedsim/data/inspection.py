@@ -74,39 +74,33 @@ def _alike(store: TokenStore) -> int:
 _KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
-    """Return owners an example, examples an owner, and what each group size would keep of all."""
-    everything = np.arange(store.num_examples)
-    degrees = graph.degrees(everything)
-    per_example = np.diff(graph.offsets)
-    sizes = [size for size in _KEPT_FOR if size <= 2 * degrees.max()]
-    return {
-        "owners": graph.num_owners,
-        "wrote_nothing": graph.num_owners - store.num_users,
-        "owners_per_example": _quantiles(per_example),
-        "examples_per_owner": _quantiles(degrees[degrees > 0]),
-        "kept": [
-            {
-                "group_size": size,
-                **{
-                    f"{rule} {order}": len(
-                        bound(
-                            store, everything, group_size=size, rule=rule, order=order, base=0
-                        ).examples
-                    )
-                    for rule, order in _SHOWN
-                },
-            }
-            for size in sizes
-        ],
-    }
-
-
 _SHOWN: tuple[tuple[Bounding, Order], ...] = (
     ("greedy", "least-demand"),
     ("greedy", "random"),
     ("random", "random"),
 )
+
+
+def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
+    """Return owners an example, examples an owner, and what each group size would keep of all."""
+    everything = np.arange(store.num_examples)
+    degrees = graph.degrees(everything)
+
+    def kept(size: int, rule: Bounding, order: Order) -> int:
+        chosen = bound(store, everything, group_size=size, rule=rule, order=order, base=0)
+        return len(chosen.examples)
+
+    return {
+        "owners": graph.num_owners,
+        "wrote_nothing": graph.num_owners - store.num_users,
+        "owners_per_example": _quantiles(np.diff(graph.offsets)),
+        "examples_per_owner": _quantiles(degrees[degrees > 0]),
+        "kept": [
+            {"group_size": size, **{f"{r} {order}": kept(size, r, order) for r, order in _SHOWN}}
+            for size in _KEPT_FOR
+            if size <= 2 * degrees.max()
+        ],
+    }
 
 
 def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:

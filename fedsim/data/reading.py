@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +24,7 @@ from fedsim.utils import files as paths
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 4  # another number where the same source gives other users or texts than before
+_READING = 5  # another number where the same source gives other users or texts than before
 
 _USER_COLUMN = DataConfig.model_fields["user_column"].default
 
@@ -64,24 +64,15 @@ class _Owned:
 
 
 def _prepared(config: DataConfig) -> Prepared:
-    return Prepared(
-        _rows(config),
-        config.preparation,
-        co_owned=config.co_owned,
-        chat=config.text_kind != "text",
-    )
+    chat = config.text_kind != "text"
+    return Prepared(_rows(config), config.preparation, co_owned=config.co_owned, chat=chat)
 
 
 def _rows(config: DataConfig) -> Iterator[RawRecord]:
-    column = {
-        "text": config.text_column,
-        "messages": config.messages_column,
-        "prompt": config.prompt_column,
-    }[config.text_kind]
     spec = SourceSpec(
         config.source,
         config.user_column,
-        column or config.text_column,
+        config.messages_column or config.prompt_column or config.text_column,
         config.text_kind,
         config.completion_column,
         config.owners_column,
@@ -114,7 +105,7 @@ def source_fingerprint(config: DataConfig) -> str:
     No text is read; see `fedsim.data.sources.local_files.identity`.
     """
     named = [*identity(config.source), *fingerprint(config.preparation)]
-    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+    return _sha256(json.dumps(named))
 
 
 def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
@@ -146,7 +137,6 @@ def build(
     model: LanguageModel,
     encode: Encode,
     destination: Path,
-    num_workers: int | None = None,
 ) -> TokenStore:
     """Make the store of the config's records, with a line on how far it is.
 
@@ -155,7 +145,9 @@ def build(
         model: of the tokenizer.
         encode: of `encoder`.
         destination: a folder that does not exist yet.
-        num_workers: as of `build_store`, whose errors it raises.
+
+    Raises:
+        ConfigError: as of `build_store`.
     """
     _check_users(config)
     with terminal_progress() as progress:
@@ -172,7 +164,6 @@ def build(
             source=config.source,
             user_column=config.user_column,
             text_kind=_text_kind(config, encode),
-            num_workers=num_workers,
             progress=progress,
         )
 
@@ -186,6 +177,15 @@ def _check_users(config: DataConfig) -> None:
 
 
 _TEXTS = ("text_column", "messages_column", "prompt_column", "completion_column")
+_CONTENT = (
+    "user_column",
+    "sequence_length",
+    "cutting",
+    "counted",
+    "owners_column",
+    "owners_separator",
+    *_TEXTS,
+)
 
 
 def _text_kind(config: DataConfig, encode: Encode) -> dict[str, str]:
@@ -196,32 +196,6 @@ def _text_kind(config: DataConfig, encode: Encode) -> dict[str, str]:
     if getattr(encode, "wraps", False) or config.text_kind == "messages":
         columns["chat_template"] = _sha256(getattr(encode, "template", None) or "")
     return {key: value for key, value in columns.items() if value is not None}
-
-
-def _check_text_kind(
-    stored: Mapping[str, str] | None, config: DataConfig, model: LanguageModel
-) -> None:
-    """Raise `ConfigError` where a config says that the texts of a store are others."""
-    if stored is None:  # of 0.1
-        return
-    for key in _TEXTS:
-        given, default = getattr(config, key), DataConfig.model_fields[key].default
-        # Conversations have to be called so: the promise says what it does not cover of them.
-        if given != stored.get(key) and (key != "text_column" or given != default):
-            raise ConfigError(
-                f"data.{key} = {given!r}: the store {config.source!r} was made of "
-                f"{', '.join(f'{name} = {stored[name]!r}' for name in _TEXTS if name in stored)}; "
-                "set it so, or build another store"
-            )
-    name = config.chat_template
-    if name in (None, "tokenizer"):
-        return
-    template = getattr(encoder(config, model), "template", None)
-    if _sha256(template or "") != stored.get("chat_template"):
-        raise ConfigError(
-            f"data.chat_template = {name!r}: the store {config.source!r} was made with another; "
-            "leave it out, or build another store"
-        )
 
 
 def _sha256(text: str) -> str:
@@ -236,59 +210,50 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         model: of the tokenizer.
         encode: of `encoder`; a chat template is part of it.
     """
+    encoding = ("template", "wraps", "begin", "end", "special")
     parts = [
-        FORMAT_VERSION,
-        _READING,
-        source_fingerprint(config),
-        config.user_column,
-        config.text_column,
-        model.tokenizer_fingerprint,
-        config.sequence_length,
-        config.cutting,
-        config.prompt_column,
-        config.completion_column,
-        config.messages_column,
-        config.counted,
-        getattr(encode, "template", None),
-        *(getattr(encode, name, None) for name in ("wraps", "begin", "end", "special")),
-        *([config.owners_column, config.owners_separator] if config.co_owned else []),
+        *(FORMAT_VERSION, _READING, source_fingerprint(config), model.tokenizer_fingerprint),
+        *(getattr(config, key) for key in _CONTENT),
+        *(getattr(encode, name, None) for name in encoding),
     ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return _sha256(json.dumps(parts))
 
 
 def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> TokenStore:
-    manifest = store.manifest
+    """Return a given store, if a run of this config may use it."""
+    manifest, source = store.manifest, config.source
     if manifest["tokenizer_fingerprint"] != model.tokenizer_fingerprint:
         raise ConfigError(
-            f"data.source = {config.source!r}: the store was made with another tokenizer "
-            f"({manifest['tokenizer_fingerprint'][:12]}…) than that of model.name_or_path = "
-            f"{model.name!r} ({model.tokenizer_fingerprint[:12]}…); build it with "
-            f"--tokenizer {model.name}"
+            f"data.source = {source!r}: the store was made with another tokenizer than that of "
+            f"model.name_or_path = {model.name!r}; build it with --tokenizer {model.name}"
         )
-    _check_text_kind(manifest.get("text_kind"), config, model)
-    configured_as = {
-        "sequence_length": config.sequence_length,
-        "cutting": config.cutting,
-        "loss_on": config.counted,
-    }
-    for field, configured in configured_as.items():
-        stored = dict(manifest)[field]
-        if configured != stored:
+    stored: dict[str, object] = {**manifest, **manifest.get("text_kind", {})}
+    # Conversations have to be named: the promise says what it does not cover of them.
+    texts = _TEXTS if "text_kind" in manifest else ()
+    users = ("user_column",) if "user_column" in manifest else ()
+    configured = {key: getattr(config, key) for key in (*texts, "sequence_length", "cutting")}
+    configured |= {"loss_on": config.counted} | {key: getattr(config, key) for key in users}
+    for key, value in configured.items():
+        optional = key in ("text_column", "user_column")
+        is_default = optional and value == DataConfig.model_fields[key].default
+        if value != stored.get(key) and not is_default:
             raise ConfigError(
-                f"data.{field} = {configured!r}: the store {config.source!r} was made with "
-                f"{stored!r}; set data.{field} to that or build another store"
+                f"data.{key} = {value!r}: the store {source!r} was made with "
+                f"{stored.get(key)!r}; set it so, or build another store"
             )
-    by = manifest.get("user_column")
-    if by is not None and config.user_column not in (by, _USER_COLUMN):
-        raise ConfigError(
-            f"data.user_column = {config.user_column!r}: the users of the store {config.source!r} "
-            f"are those of the column {by!r}; leave it out, or build another store"
-        )
+    template = config.chat_template
+    if texts and template not in (None, "tokenizer"):
+        given = getattr(encoder(config, model), "template", None) or ""
+        if _sha256(given) != stored.get("chat_template"):
+            raise ConfigError(
+                f"data.chat_template = {template!r}: the store {source!r} was made with another; "
+                "leave it out, or build another store"
+            )
     if config.co_owned != ("owners" in manifest):
-        knows = "does not say who owns its texts; build another with --owners-column"
+        knows = "does not say who owns its texts; build another, by --set data.owners_column"
         if "owners" in manifest:
             knows = "has texts of several owners; set data.owners_column, so that all are promised"
         raise ConfigError(
-            f"data.owners_column = {config.owners_column!r}: the store {config.source!r} {knows}"
+            f"data.owners_column = {config.owners_column!r}: the store {source!r} {knows}"
         )
     return store

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fedsim.errors import kind_of
 from fedsim.utils.json_text import parse_json
 
 # Of other forms of conversations. A message may have any key, so no other is shown in an error.
 _OTHER_KEYS = ("from", "value", "author", "text", "message")
-_ROLES = ("assistant", "developer", "function", "system", "tool", "user")  # another may be a name
-_KINDS = {type(None): "null", str: "a string", list: "a list", dict: "an object"}
 _WANTED = "lists of messages, each with a role and a content that are strings"
 
 
@@ -84,28 +83,20 @@ def _messages(value: object, field: str) -> list[dict[str, str]] | None:
     if value is None:
         return None
     if not isinstance(value, list):
-        raise RowError(field, _kind(value), _WANTED)
+        raise RowError(field, kind_of(value), _WANTED)
     return [_message(message, number, field) for number, message in enumerate(value, start=1)]
 
 
 def _message(message: Any, number: int, field: str) -> dict[str, str]:  # noqa: ANN401
-    named = f"message {number}"
     if not isinstance(message, dict):
-        raise RowError(field, f"{named} is {_kind(message)}", _WANTED)
-    known = " and ".join(key for key in _OTHER_KEYS if key in message)
+        raise RowError(field, f"message {number} is {kind_of(message)}", _WANTED)
     for key in ("role", "content"):
-        if key not in message:
-            has = f"has the keys {known}, and no {key}" if known else f"has no {key}"
-            raise RowError(field, f"{named} {has}", _WANTED)
-        if not isinstance(message[key], str):
-            raise RowError(field, f"{named} has a {key} that is {_kind(message[key])}", _WANTED)
-        if message["role"] in _ROLES:
-            named = f"message {number} of role {message['role']}"
+        if not isinstance(message.get(key), str):
+            known = " and ".join(other for other in _OTHER_KEYS if other in message)
+            has = f"; it has the keys {known}" if known else ""
+            what = f"message {number} has no {key} that is a string{has}"
+            raise RowError(field, what, _WANTED)
     return {"role": message["role"], "content": whole_text(message["content"])}
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), f"a value of type {type(value).__name__}")
 
 
 def whole_text(text: str) -> str:

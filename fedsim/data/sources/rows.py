@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import glob
 import importlib
-import json
 import logging
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from fedsim.data.sources.conversations import RowError, answer_text, messages_text, whole_text
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
@@ -25,8 +22,6 @@ from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.json_text import parse_json
 
-log = logging.getLogger("fedsim")
-
 Batch = Mapping[str, list[Any]]
 
 _NO_HUB = (
@@ -34,8 +29,8 @@ _NO_HUB = (
     "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
 )
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
+_NUMBER = re.compile(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _BATCH = 1000
-_FEW_BITS = {"float16": np.float16, "float32": np.float32}  # of which Python makes floats of 64
 _SHOWN = 500  # characters of the columns' names in a message
 
 
@@ -92,39 +87,39 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
             is missing, is null throughout or holds something other than names (texts).
     """
     if spec.source in BUILT_IN:
-        wanted = dict(extra)
-        if spec.owners_column is not None:
-            wanted[spec.owners_column] = "owners_column"
-        for column, field in wanted.items():
+        owners = {} if spec.owners_column is None else {spec.owners_column: "owners_column"}
+        for column, field in {**extra, **owners}.items():
             raise ConfigError(f"data.{field}: {spec.source} has no column {column!r}")
         yield from (RawRecord(user, text) for user, text in BUILT_IN[spec.source]())
         return
-    any_user, num_rows = False, 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for batch in _batches(spec, extra, scratch):
-            field = f"data.user_column = {spec.user_column!r}"
-            users = [user_name(value, field) for value in batch[spec.user_column]]
-            any_user = any_user or any(user is not None for user in users)
-            columns = _columns(batch, extra, len(users))
-            parts = zip(
-                users, _texts(batch, spec, num_rows), columns, _owners(batch, spec), strict=False
-            )
-            num_rows += len(users)
-            yield from map(RawRecord._make, parts)
+    any_user, num_rows, only_numbers = False, 0, spec.kind == "text"
+    for batch in _batches(spec.source, {**extra, **spec.columns}):
+        field = f"data.user_column = {spec.user_column!r}"
+        users = [user_name(value, field) for value in batch[spec.user_column]]
+        any_user = any_user or any(user is not None for user in users)
+        texts = _texts(batch, spec, num_rows)
+        only_numbers = only_numbers and all(map(_NUMBER.fullmatch, filter(None, texts)))
+        num_rows += len(users)
+        parts = zip(users, texts, _columns(batch, extra), _owners(batch, spec), strict=False)
+        yield from map(RawRecord._make, parts)
     if not num_rows:
         raise unusable(spec.source, "holds no rows")
     if not any_user:
         raise ConfigError(f"data.user_column = {spec.user_column!r}: all values are null")
+    if only_numbers:
+        raise ConfigError(
+            f"data.text_column = {spec.text_column!r}: holds nothing but numbers; wanted: strings"
+        )
 
 
-def _columns(batch: Batch, names: Mapping[str, str], height: int) -> Iterator[Mapping[str, Any]]:
+def _columns(batch: Batch, names: Mapping[str, str]) -> Iterable[Mapping[str, Any]]:
     if not names:
-        return repeat(NO_COLUMNS, height)
+        return repeat(NO_COLUMNS)
     values = zip(*(batch[name] for name in names), strict=True)
     return (dict(zip(names, row, strict=True)) for row in values)
 
 
-def _owners(batch: Batch, spec: SourceSpec) -> Iterator[tuple[str, ...] | None]:
+def _owners(batch: Batch, spec: SourceSpec) -> Iterable[tuple[str, ...] | None]:
     if spec.owners_column is None:
         return repeat(())
     field = f"data.owners_column = {spec.owners_column!r}"
@@ -132,54 +127,53 @@ def _owners(batch: Batch, spec: SourceSpec) -> Iterator[tuple[str, ...] | None]:
     return (owner_names(cell, field, spec.owners_separator) for cell in cells)
 
 
-def _batches(spec: SourceSpec, extra: Mapping[str, str], scratch: str) -> Iterator[Batch]:
+def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
     """Yield column name to values, all columns present, a batch of rows at a time."""
-    local = local_files(spec.source)
-    needed = {**extra, **spec.columns}
+    local = local_files(source)
+    kind, files = local or ("hub", [])
     try:
-        if local is not None and local[0] == "csv":
-            yield from _csv_batches(spec, needed, local[1])
-        elif local is not None and local[0] == "json":
-            yield from _json_batches(needed, local[1])
+        if kind == "csv":
+            yield from _csv_batches(needed, files)
+        elif kind == "json":
+            yield from _json_batches(needed, files)
         else:
-            yield from _dataset_batches(spec.source, needed, local, scratch)
+            yield from _dataset_batches(source, needed, local)
     except ConfigError:
         raise
     except Exception as error:  # each loader raises its own kinds, and a reader needs one
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if local is None:
             reason = f"{reason}; {_NO_HUB}"
-        elif "codec can't decode" in reason:
-            reason = f"{_undecodable(local[1])}; convert it to UTF-8, with iconv for example"
-        elif local[0] in ("parquet", "arrow"):  # pyarrow quotes the value that it cannot take
+        elif isinstance(error, UnicodeDecodeError):
+            reason = f"{_undecodable(files)}; convert it to UTF-8, with iconv for example"
+        elif kind in ("parquet", "arrow"):  # pyarrow quotes the value that it cannot take
             reason = _QUOTED.sub("…", reason)
-        raise unusable(spec.source, reason) from error
+        raise unusable(source, reason) from error
 
 
 def _undecodable(files: list[Path]) -> str:
     """Return the place of the first bytes that are not UTF-8."""
     for path in files:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    byte = f"0x{line[error.start]:02x}"
-                    return f"{path.name}: line {number} holds the byte {byte}, which is not UTF-8"
+        content = path.read_bytes()
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            byte = f"0x{content[error.start]:02x}"
+            return f"{path.name}: line {line} holds the byte {byte}, which is not UTF-8"
     return "not UTF-8"
 
 
-def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _csv_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     """Read CSV, every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
-    any_text, only_numbers = False, True
     for path in files:
-        if path.stat().st_size == 0:
-            continue
         lines = _csv_rows(path)
-        columns = next(lines, [])
+        columns = next(lines, None)
+        if columns is None:
+            continue
         _check_columns(needed, columns, "; the first line names them, with commas between")
         if twice := next((name for name in needed if columns.count(name) > 1), None):
             raise ConfigError(
@@ -188,20 +182,14 @@ def _csv_batches(spec: SourceSpec, needed: Mapping[str, str], files: list[Path])
             )
         places = {name: columns.index(name) for name in needed}
         while rows := list(islice(lines, _BATCH)):
-            batch = {name: [row[place] or None for row in rows] for name, place in places.items()}
-            texts = batch[spec.text_column] if spec.kind == "text" else ["text"]
-            only_numbers = only_numbers and all(map(_is_number, filter(None, texts)))
-            any_text = any_text or any(texts)
-            yield batch
-    if any_text and only_numbers:
-        raise _wrong_texts(spec, "nothing but numbers")
+            yield {name: [row[place] or None for row in rows] for name, place in places.items()}
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:
     """Yield the header and the rows of a CSV, without empty lines.
 
     Of a text that is not quoted, or whose quotes are not doubled, a part would be taken for the
-    cell beside it: for the name of another user. Pandas cuts such a row where it is given columns.
+    cell beside it: for the name of another user.
 
     Raises:
         ValueError: a row with more cells than the header or fewer (as of a text with a line break),
@@ -213,12 +201,11 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
         reader = csv.reader(file, strict=True)
         try:
             for row in filter(None, reader):
-                width = len(row) if width is None else width
+                width = width or len(row)
                 if len(row) != width:
-                    raise ValueError(
-                        f"{path.name}: line {reader.line_num} has {len(row)} cells, and the header "
-                        f"{width}; put texts with commas or line breaks between quotes, write a "
-                        "quote in them twice, and write empty cells too"
+                    raise csv.Error(
+                        f"has {len(row)} cells, and the header {width}; put texts with commas or "
+                        "line breaks between quotes, and write empty cells too"
                     )
                 yield row
         except csv.Error as error:
@@ -227,125 +214,84 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
             ) from error
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     """Read JSON Lines, or files that are one list of objects, each value as it is written.
 
     `datasets` infers one type for a column of many rows: one user's row could turn the names of
     others into dates, or large integers among them into rounded floats.
     """
-    columns = _json_columns(needed, files)
+    columns: dict[str, None] = {}  # of a column that is named further down, rows before are nulls
+    for record in chain.from_iterable(map(_json_records, files)):
+        columns.update(dict.fromkeys(record))
+        if needed.keys() <= columns.keys():
+            break
     if columns:
-        _check_columns(needed, columns)
-    for path in files:
-        objects = _json_records(path)
-        while records := list(islice(objects, _BATCH)):
-            yield {name: [record.get(name) for record in records] for name in needed}
-
-
-def _json_columns(needed: Mapping[str, str], files: list[Path]) -> list[str]:
-    """Return the columns, read as far as it takes to see those that are needed.
-
-    Of a column that is only named further down, the rows before are nulls, wherever they stand.
-    """
-    columns: dict[str, None] = {}
-    for path in files:
-        for record in _json_records(path):
-            columns.update(dict.fromkeys(record))
-            if needed.keys() <= columns.keys():
-                return list(columns)
-    return list(columns)
+        _check_columns(needed, list(columns))
+    records = chain.from_iterable(map(_json_records, files))
+    while batch := list(islice(records, _BATCH)):
+        yield {name: [record.get(name) for record in batch] for name in needed}
 
 
 def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    for label, value in _json_values(path):
-        if not isinstance(value, dict):
-            raise ValueError(f"{path.name}: {label} is no JSON object")
-        yield value
-
-
-def _json_values(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
-        start = lines.read(1)
-        while start.isspace():
-            start = lines.read(1)
-        lines.seek(0)
-        if start == "[":
-            yield from (
-                (f"entry {n}", value)
-                for n, value in enumerate(parse_json(lines.read(), private=True), start=1)
-            )
-            return
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    yield f"line {number}", parse_json(line, private=True)
-                except ValueError as error:
-                    what = str(error)
-                    if isinstance(error, json.JSONDecodeError):  # which counts lines of its own
-                        what = f"{error.msg} at character {error.pos + 1}"
-                    raise ValueError(f"{path.name}: line {number} is no JSON: {what}") from error
+    with path.open(encoding="utf-8-sig") as file:
+        is_list = next((line for line in file if line.strip()), "").lstrip().startswith("[")
+        file.seek(0)
+        for number, text in enumerate([file.read()] if is_list else file, start=1):
+            if not text.strip():
+                continue
+            place = path.name if is_list else f"{path.name}: line {number}"
+            try:
+                value = parse_json(text, private=True)
+            except ValueError as error:
+                what = getattr(error, "msg", error)
+                raise ValueError(f"{place} is no JSON: {what}") from error
+            for record in value if is_list else [value]:
+                if not isinstance(record, dict):
+                    raise ValueError(f"{place} is no JSON object")
+                yield record
 
 
 def _dataset_batches(
-    source: str, needed: Mapping[str, str], local: tuple[str, list[Path]] | None, scratch: str
+    source: str, needed: Mapping[str, str], local: tuple[str, list[Path]] | None
 ) -> Iterator[Batch]:
-    checked = False
-    for file, dataset in _load(source, local, scratch):
-        if local is None and dataset.features is None:
-            raise unusable(
-                source,
-                "says no types of its columns; `datasets` would guess them from the rows, so that "
-                "one user decides how others are called; give a folder of its files as data.source",
-            )
-        first = next(iter(dataset), None)
-        if first is None:
-            continue
-        if not checked:
+    with tempfile.TemporaryDirectory() as scratch:
+        for dataset in _load(source, local, scratch):
+            if local is None and dataset.features is None:
+                raise unusable(
+                    source,
+                    "says no types of its columns; `datasets` would guess them from the rows; give "
+                    "a folder of its files as data.source",
+                )
+            first = next(iter(dataset), None)
+            if first is None:
+                continue
             _check_columns(needed, dataset.column_names or list(first))
-            checked = True
-        for name in needed.keys() - set(dataset.column_names or first):
-            log.warning("data.%s = %r: %s has no such column", needed[name], name, file)
-        kinds = {name: _kind(one) for name, one in (dataset.features or {}).items()}
-        for batch in dataset.iter(batch_size=_BATCH):
-            height = len(next(iter(batch.values())))
-            # A later file may lack a column that the first one has.
-            columns = {name: batch.get(name) or [None] * height for name in needed}
-            for name in needed:
-                if (kind := kinds.get(name)) is not None:
-                    columns[name] = [_typed(cell, kind) for cell in columns[name]]
-            yield columns
+            features = dataset.features or {}
+            for batch in dataset.iter(batch_size=_BATCH):
+                yield {name: _named(batch[name], features.get(name)) for name in needed}
 
 
-def _kind(feature: Any) -> Callable[[Any], object] | None:  # noqa: ANN401  (of an untyped module)
-    """Return what a cell, or each of a list, is made into; None: it stays as it is.
+def _named(cells: list[Any], feature: Any) -> list[Any]:  # noqa: ANN401  (of an untyped module)
+    """Return classes by their names; a row without one has -1.
 
-    A class is stored as its place among the names, which moves when one is added, or as -1 where a
-    row has no label: it is taken by its name. A number says how many digits it can have.
+    A class is stored as its place among the names, which moves when one is added.
     """
     feature = getattr(feature, "feature", None) or feature
-    if hasattr(feature, "int2str"):
-        return lambda code: feature.names[code] if code >= 0 else None
-    return _FEW_BITS.get(getattr(feature, "dtype", ""))
+    if not hasattr(feature, "int2str"):
+        return cells
 
+    def name(cell: Any) -> object:  # noqa: ANN401
+        if isinstance(cell, list):
+            return [name(each) for each in cell]
+        return None if cell is None or cell < 0 else feature.names[cell]
 
-def _typed(cell: Any, kind: Callable[[Any], object]) -> object:  # noqa: ANN401  (a cell)
-    if isinstance(cell, list):
-        return [_typed(each, kind) for each in cell]
-    return None if cell is None else kind(cell)
+    return [name(cell) for cell in cells]
 
 
 def _load(
     source: str, local: tuple[str, list[Path]] | None, scratch: str
-) -> Iterator[tuple[str, Any]]:  # of an untyped module
-    """Yield datasets, streaming or memory-mapped, and their files; `scratch` receives lock files.
+) -> Iterator[Any]:  # of an untyped module
+    """Yield datasets, streaming or memory-mapped; `scratch` receives lock files.
 
     Files one by one: `datasets` gives all the types and class names of the first, which would
     write the users of the others in another way.
@@ -353,16 +299,16 @@ def _load(
     datasets = _datasets()
     options = {"split": "train", "streaming": True, "cache_dir": scratch}
     if local is None:
-        yield source, datasets.load_dataset(source, **options)
+        yield datasets.load_dataset(source, **options)
         return
     loader, files = local
     if loader == ON_DISK:
-        yield source, load_saved(datasets, Path(source).expanduser())
+        yield load_saved(datasets, Path(source).expanduser())
         return
     for path in files:
         if path.stat().st_size and not (loader == "parquet" and _no_rows(path)):
             file = glob.escape(str(path.resolve()))
-            yield path.name, datasets.load_dataset(loader, data_files=[file], **options)
+            yield datasets.load_dataset(loader, data_files=[file], **options)
 
 
 def _no_rows(path: Path) -> bool:
@@ -375,8 +321,7 @@ def _check_columns(needed: Mapping[str, str], columns: list[str], hint: str = ""
     for name, field in sorted(needed.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))
-            if len(known) > _SHOWN:
-                known = f"{known[:_SHOWN]}…"
+            known = f"{known[:_SHOWN]}…" if len(known) > _SHOWN else known
             raise ConfigError(f"data.{field} = {name!r}: no such column; columns: {known}{hint}")
 
 
@@ -391,35 +336,25 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
 
 
 def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
-    values, field = batch[spec.text_column], f"data.{spec.kind}_column = {spec.text_column!r}"
-    if spec.kind == "text":
-        return [_text(value, spec, row) for row, value in enumerate(values, start=before + 1)]
     read: Callable[..., str | None] = messages_text
-    cells, fields = [values], [field]
-    if spec.completion_column is not None:
+    cells, fields = [batch[spec.text_column]], [f"data.{spec.kind}_column = {spec.text_column!r}"]
+    if spec.kind == "text":
+        read = _text
+    elif spec.completion_column is not None:
         read = answer_text
         cells.append(batch[spec.completion_column])
         fields.append(f"data.completion_column = {spec.completion_column!r}")
-    found, wrong = [], []
+    found = []
     for row, cell in enumerate(zip(*cells, strict=True), start=before + 1):
         try:
             found.append(read(*cell, *fields))
         except RowError as error:
-            wrong.append((row, *error.args))
-    if wrong:
-        row, at, what, wanted = wrong[0]
-        among = f"{len(wrong)} of rows {before + 1} to {before + len(values)} are unusable"
-        raise ConfigError(f"{at}: row {row}: {what} ({among}); wanted: {wanted}")
+            field, what, wanted = error.args
+            raise ConfigError(f"{field}: row {row}: {what}; wanted: {wanted}") from None
     return found
 
 
-def _text(value: object, spec: SourceSpec, row: int) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return whole_text(value)
-    raise _wrong_texts(spec, f"{kind_of(value)} in row {row}")
-
-
-def _wrong_texts(spec: SourceSpec, what: str) -> ConfigError:
-    return ConfigError(f"data.text_column = {spec.text_column!r}: holds {what}; wanted: strings")
+def _text(value: object, field: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else whole_text(value)
+    raise RowError(field, f"holds {kind_of(value)}", "strings")

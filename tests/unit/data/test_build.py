@@ -335,14 +335,14 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
         ({"tokenizer_fingerprint": "words"}, "another tokenizer .*--tokenizer bytes"),
         ({"sequence_length": 9}, "data.sequence_length = 8: .* was made with 9"),
         ({"cutting": "truncate"}, "data.cutting = 'split': .* was made with 'truncate'"),
-        ({"user_column": "household"}, "data.user_column = 'author': the users .* 'household'"),
+        ({"user_column": "household"}, "data.user_column = 'author': .* was made with 'household'"),
         (
             {"text_kind": {"text_column": "body"}},
-            "data.text_column = 'other': .* was made of text_column = 'body'; set it so",
+            "data.text_column = 'other': .* was made with 'body'; set it so",
         ),
         (  # not that `loss_on` be set to "assistant", which is refused of a text column
             {"text_kind": {"messages_column": "body"}, "loss_on": "assistant"},
-            "data.text_column = 'other': .* was made of messages_column = 'body'; set it so",
+            "data.text_column = 'other': .* was made with None; set it so",
         ),
     ],
 )

@@ -1,16 +1,11 @@
 """`fedsim data build` and `inspect`, with the model replaced by bytes."""
 
-import errno
-import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 from typer.testing import CliRunner
 
 from fedsim.cli.data import app
@@ -122,42 +117,6 @@ def test_the_group_size_of_the_heuristic_is_the_median_user(tmp_path: Path) -> N
     assert "private data, not differentially private" in found["note"]
 
 
-def test_the_histogram_as_a_picture(tmp_path: Path) -> None:
-    build([("ann", "x"), ("bob", "x"), ("bob", "y")], tmp_path / "store")
-    picture = tmp_path / "sizes.png"
-    _run(["inspect", str(tmp_path / "store"), "--out", str(picture), "--json"])
-    with Image.open(picture) as image:
-        image.load()
-        assert image.size == (1050, 600)
-        assert len(image.getcolors(1 << 20) or []) > 2
-    (tmp_path / "model").mkdir()
-    (tmp_path / "run.json").touch()
-    with pytest.raises(ConfigError, match="model, which is to be given away"):
-        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "model" / "x.png")])
-    with pytest.raises(ConfigError, match=r"--out .*sizes\.xyz': cannot be drawn: "):
-        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "sizes.xyz")])
-    with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):
-        _run(["inspect", str(tmp_path / "store"), "--out", str(tmp_path / "run.json" / "x.png")])
-
-
-def test_a_picture_that_a_full_disk_cuts_off_leaves_the_former_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build([("ann", "x"), ("bob", "x")], tmp_path / "store")
-    picture = tmp_path / "sizes.png"
-    picture.write_bytes(b"the former one")
-
-    def full(_figure: Figure, to: Path | io.BytesIO, **_: object) -> None:
-        with to.open("wb") if isinstance(to, Path) else to as file:
-            file.write(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(ConfigError, match=r"--out .*cannot be drawn: "):
-        _run(["inspect", str(tmp_path / "store"), "--out", str(picture)])
-    assert picture.read_bytes() == b"the former one"
-
-
 def test_a_preparation_on_the_command_line(arguments: list[str], tmp_path: Path) -> None:
     steps = ['step = "min-examples", count = 2', '{ step = "text-length", maximum = 5 }']
     options = [word for step in steps for word in ("--prepare", step)]
@@ -177,7 +136,7 @@ def test_a_step_that_is_none(arguments: list[str], step: str, message: str) -> N
 def test_columns_are_given_or_a_recipe_is(arguments: list[str]) -> None:
     source = arguments[1]
     rest = arguments[-4:]
-    with pytest.raises(ConfigError, match="give --user-column, --text-column, or --recipe"):
+    with pytest.raises(ConfigError, match="give --user-column, or --recipe"):
         _run(["build", source, *rest])
     with pytest.raises(ConfigError, match=r"data\.user_column = 'bid': no such column"):
         _run(["build", source, "--recipe", "booksum", *rest])

@@ -81,20 +81,20 @@ def test_a_line_of_100_megabytes_that_is_no_row(tmp_path: Path) -> None:
         (
             "rows.jsonl",
             b'{"speaker":"ann","text":1.5}\n{"speaker":"bob","text":2.5}',
-            "a float in row 1",
+            "row 1: holds a float",
         ),
-        ("rows.csv", b"speaker,text\nann,1\nbob,\neve,-2.5e3\n", "nothing but numbers"),
+        ("rows.csv", b"speaker,text\nann,1\nbob,\neve,-2.5e3\n", "holds nothing but numbers"),
     ],
 )
 def test_a_text_column_of_numbers(tmp_path: Path, name: str, content: bytes, what: str) -> None:
-    expected = rf"^data\.text_column = 'text': holds {what}; wanted: strings$"
+    expected = rf"^data\.text_column = 'text': {what}; wanted: strings$"
     with pytest.raises(ConfigError, match=expected):
         list(records(_config(tmp_path / name, content)))
 
 
 def test_a_number_among_the_texts_of_json_is_named_by_its_row(tmp_path: Path) -> None:
     lines = [b'{"speaker": "ann", "text": "a"}\n'] * 1200 + [b'{"speaker": "bob", "text": 7}\n']
-    with pytest.raises(ConfigError, match="holds an int in row 1201; wanted: strings"):
+    with pytest.raises(ConfigError, match="row 1201: holds an int; wanted: strings"):
         list(records(_config(tmp_path / "rows.jsonl", b"".join(lines))))
 
 

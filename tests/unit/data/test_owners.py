@@ -198,18 +198,12 @@ def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
         table = {"who": pa.array([user], mine), "said": ["x"], "owners": owners}
         pq.write_table(pa.table(table), path)
         assert list(owned_records(_config(path))) == [("7777", "x", ("7777",))]
-    owners = pa.array([[np.float16(4096)]], pa.list_(pa.float16()))
-    pq.write_table(pa.table({"who": [4097], "said": ["x"], "owners": owners}), path)
-    with pytest.raises(ConfigError, match="'owners': holds a float16 that can have lost digits"):
-        list(owned_records(_config(path)))
 
 
 @pytest.mark.parametrize(
     "cell",
     [
-        *(" ['bob', 'cy'] ", "('bob', 'cy')", "{'bob', 'cy'}", "frozenset({'bob'})", "{}", "set()"),
-        *("array(['bob', 'cy'], dtype=object)", "WrappedArray(bob, cy)", "'bob', 'cy'", "'bob'"),
-        'c(""bob"", ""cy"")',
+        *(" ['bob', 'cy'] ", "('bob', 'cy')", "{bob, cy}", "{}", "'bob', 'cy'", "'bob'"),
     ],
 )
 def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
@@ -227,7 +221,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
         ({"a": 1}, "holds dict values"),
         ([["bob"]], "holds list values; wanted: strings or numbers"),
         (3, "holds int values"),
-        ([16777216.0], "holds a float that can have lost digits"),
+        ([2.0**53], "holds a float that can have lost digits"),
     ],
 )
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:

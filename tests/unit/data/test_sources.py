@@ -7,7 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
-from tests.conftest import Log, Patch, write_rows
+from tests.conftest import Patch, write_rows
 from tests.unit.data.data_samples import build
 
 ROWS: list[dict[str, str | None]] = [
@@ -103,8 +102,6 @@ def test_a_saved_folder_without_a_train_split(tmp_path: Path) -> None:
         ([7.0, None], ["7", None]),
         ([7.5, float("nan")], ["7.5", None]),
         ([Decimal("7.00"), Decimal("7.50")], ["7", "7.5"]),
-        (np.array([7.0, 0.1], np.float32), ["7", "0.1"]),
-        (np.array([7.0, 0.1], np.float16), ["7", "0.1"]),
         (["007", "7"], ["007", "7"]),
         (["ann ", "ann"], ["ann", "ann"]),
         (["", "  "], [None, None]),
@@ -125,17 +122,6 @@ def test_integers_that_became_floats_are_refused_where_digits_may_be_lost(tmp_pa
     with pytest.raises(ConfigError, match=r"'speaker': holds a float that can .* digits") as found:
         _read(tmp_path, [2.0**53, None])
     assert "9007199254740992" not in str(found.value)  # a message ends up in logs
-
-
-@pytest.mark.parametrize(("kind", "least"), [(pa.float32(), 2.0**24), (pa.float16(), 2.0**11)])
-def test_floats_of_few_bits_are_refused_from_where_they_skip_integers(
-    tmp_path: Path, kind: pa.DataType, least: float
-) -> None:
-    """Beside them the same person is an integer, as an owner or in another file."""
-    values = pa.array(np.array([least - 1, least], kind.to_pandas_dtype()), kind)
-    assert _read(tmp_path, values[:1]) == [(f"{least - 1:.0f}", "x")]
-    with pytest.raises(ConfigError, match=r"holds a float\d\d that can have lost digits"):
-        _read(tmp_path, values)
 
 
 def test_what_is_no_name_is_refused_by_its_type(tmp_path: Path) -> None:
@@ -209,14 +195,11 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
         list(records(_config(tmp_path / "rows.csv")))
 
 
-def test_a_later_file_without_a_column_is_named_and_its_rows_are_nulls(
-    tmp_path: Path, caplog: Log
-) -> None:
+def test_a_later_file_without_a_column_is_refused(tmp_path: Path) -> None:
     WRITERS["rows.parquet"](tmp_path / "a.parquet")
-    alone = list(records(_config(tmp_path)))
     pq.write_table(pa.Table.from_pylist([{"speaker": "eve", "Text": "a"}]), tmp_path / "b.parquet")
-    assert list(records(_config(tmp_path))) == [*alone, ("eve", None)]
-    assert "data.text_column = 'text': b.parquet has no such column" in caplog.text
+    with pytest.raises(ConfigError, match="'text': no such column; columns: speaker, Text"):
+        list(records(_config(tmp_path)))
 
 
 @pytest.mark.parametrize("place", [0, 999, 1000, 2500])
@@ -239,13 +222,13 @@ def test_a_shard_without_rows_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "complaint"),
     [
-        ("user_column", "list values; wanted: strings or numbers"),
-        ("text_column", "a list in row 1; wanted: strings"),
+        ("user_column", "holds list values; wanted: strings or numbers"),
+        ("text_column", "row 1: holds a list; wanted: strings"),
     ],
 )
 def test_a_column_of_something_else(tmp_path: Path, field: str, complaint: str) -> None:
     (tmp_path / "rows.jsonl").write_text('{"speaker": "ann", "text": "a", "tags": ["b"]}\n')
-    expected = rf"data\.{field} = 'tags': holds {complaint}$"
+    expected = rf"data\.{field} = 'tags': {complaint}$"
     with pytest.raises(ConfigError, match=expected):
         list(records(_config(tmp_path / "rows.jsonl", **{field: "tags"})))
 
@@ -256,7 +239,7 @@ def test_a_column_of_something_else(tmp_path: Path, field: str, complaint: str) 
         (
             "rows.jsonl",
             b"{]\nnot json",
-            "line 1 is no JSON: Expecting property name .* at char.* 2",
+            "line 1 is no JSON: Expecting property name",
         ),
         ("rows.csv", b"speaker,text\n", "holds no rows"),
         ("rows.csv", b'speaker,text\nann,"open', "line 2: unexpected end of data; write a quote"),
@@ -364,7 +347,7 @@ def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
     typed = datasets.Dataset.from_list(rows)
 
     def found(loaded: object) -> list[tuple[str | None, str | None]]:
-        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([("", loaded)]))
+        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([loaded]))
         return list(records(config))
 
     assert found(typed.to_iterable_dataset()) == [("007", "the king")]

@@ -264,7 +264,9 @@ def test_group_privacy_takes_the_same_pool(mails: Path) -> None:
 
 def test_inspect_shows_the_graph_and_what_is_kept(mails: Path, tmp_path: Path) -> None:
     build = partial(fedsim, "data", "build", mails, "--user-column=author", "--text-column=body")
-    done = build("--owners-column=readers", "--tokenizer=tiny-gpt", "--out", tmp_path / "store")
+    done = build(
+        "--set=data.owners_column=readers", "--tokenizer=tiny-gpt", "--out", tmp_path / "store"
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(fedsim("data", "inspect", tmp_path / "store", "--json").stdout)
     assert (found["owners"]["owners"], found["owners"]["wrote_nothing"]) == (33, 9)

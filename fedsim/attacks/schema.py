@@ -6,10 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsim.report.schema import Count, NotNegative, Number, Privacy, Probability, Record, Text
+from fedsim.report.schema import (
+    Count,
+    NotNegative,
+    Number,
+    Privacy,
+    Probability,
+    Record,
+    Shares,
+    Text,
+)
 
 Bounds = Annotated[tuple[Probability, Probability], Field(strict=False)]
-Shares = Annotated[tuple[Probability, ...], Field(strict=False)]
 Statistic = Literal["mean", "max", "min"]
 
 

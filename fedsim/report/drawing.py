@@ -20,7 +20,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Transform
 
 from fedsim.report.figures import COLUMNS, Axis, Chart, Panel, Point, Series
 from fedsim.report.style import INK, MUTED, RULE, shorten
@@ -37,6 +36,11 @@ _STYLE: dict[Any, Any] = {  # plain texts; the same SVG each time
     "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedsim",
+}
+_BESIDE: dict[str, Any] = {
+    "textcoords": "offset points",
+    "va": "center",
+    "annotation_clip": False,
 }
 _UNDATED: dict[Form, dict[str, None]] = {
     "png": {},
@@ -117,9 +121,9 @@ def _figure(chart: Chart, width: float, *, in_page: bool = False) -> tuple[Figur
         bottom -= high
         wide = (width - 0.2) / len(row)
         for column, panel in enumerate(row):
-            box = (left + wide * column, bottom + foot, wide - left, high - title - foot)
-            at = [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
-            axes.append(figure.add_axes((at[0], at[1], at[2], at[3])))
+            x, y = (left + wide * column) / width, (bottom + foot) / height
+            box = (x, y, (wide - left) / width, (high - title - foot) / height)
+            axes.append(figure.add_axes(box))
             _draw_panel(axes[-1], panel, "" if in_page else panel.title)
     for number, note in enumerate(reversed(notes)):
         figure.text(0.0125, (0.09 + NOTE_LINE * number) / height, note, fontsize=5.5, color=MUTED)
@@ -167,25 +171,19 @@ def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
     if panel.rows:
         axes.set_ylim(max(len(panel.rows), 2) - 0.6, -0.8)
         axes.set_yticks([])
+        over = axes.get_yaxis_transform()
         for number, name in enumerate(panel.rows):
             at = (0, number - 0.35)
-            _write(axes, shorten(name, 60), at, axes.get_yaxis_transform(), size=7.5, colour=INK)
+            axes.text(*at, shorten(name, 60), transform=over, fontsize=7.5, color=INK, va="center")
     else:
         _scale(axes, panel.y, across=False)
     for cross in panel.crosses:
         x, y = (cross.value, cross.at) if panel.rows else (cross.at, cross.value)
         axes.plot(x, y, "x", color=cross.colour, markersize=4, clip_on=False)
         left = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0] > 0.5
-        offset = (-5 if left else 5, 0)
-        _write(
-            axes,
-            cross.text,
-            (x, y),
-            axes.transData,
-            right=left,
-            size=6,
-            colour=cross.colour,
-            offset=offset,
+        offset, style = (-5 if left else 5, 0), {"color": cross.colour, "fontsize": 6}
+        axes.annotate(
+            cross.text, (x, y), offset, ha="right" if left else "left", **style, **_BESIDE
         )
 
 
@@ -210,39 +208,14 @@ def _draw_row(axes: Axes, series: Series) -> None:
 
 def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
     """Draw a dashed line with its name: right of an upright one, above the end of another."""
-    rule = axes.axvline if upright else axes.axhline
-    rule(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)))
+    style: dict[str, Any] = {"color": MUTED, "fontsize": 6.5, **_BESIDE}
+    line: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3))}
     if upright:
-        place, at, offset = axes.get_xaxis_transform(), (value, 0.97), (3, 0)
+        axes.axvline(value, **line)
+        axes.annotate(text, (value, 0.97), (3, 0), axes.get_xaxis_transform(), **style)
     else:
-        place, at, offset = axes.get_yaxis_transform(), (0.99, value), (0, 6)
-    _write(axes, text, at, place, right=not upright, size=6.5, colour=MUTED, offset=offset)
-
-
-def _write(
-    axes: Axes,
-    text: str,
-    at: tuple[float, float],
-    place: Transform,
-    *,
-    right: bool = False,
-    size: float,
-    colour: str,
-    offset: tuple[float, float] = (0, 0),
-) -> None:
-    """Write a text half its height above and below `at`; `offset` is in points."""
-    axes.annotate(
-        text,
-        at,
-        xycoords=place,
-        xytext=offset,
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="center",
-        fontsize=size,
-        color=colour,
-        annotation_clip=False,
-    )
+        axes.axhline(value, **line)
+        axes.annotate(text, (0.99, value), (0, 6), axes.get_yaxis_transform(), ha="right", **style)
 
 
 def _scale(axes: Axes, scale: Axis, *, across: bool, whole: bool = False) -> None:

@@ -6,8 +6,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsim.report.comparison import Comparison, compare, comparison_table
-from fedsim.report.comparison_page import comparison_chart, render_comparison
+from fedsim.report.comparison import (
+    Comparison,
+    compare,
+    comparison_chart,
+    comparison_table,
+    render_comparison,
+)
 from fedsim.report.drawing import pictures
 from fedsim.report.figures import Chart
 from fedsim.report.grid_page import grid_chart, render_grid

@@ -42,7 +42,6 @@ from fedsim.report.wording import (
 
 LOSS = "held-out loss, nats a token"
 CROSS_ROW = 0.075  # of the height, for a cross and its text
-MOST_VALUES = 6  # of one fact that are listed
 
 Over = Literal["epsilon", "budget"]
 # Labels of the setting in a grid: the last part of its key, or all of it if two end alike.
@@ -54,7 +53,7 @@ TITLES: dict[Over, tuple[str, str]] = {
 
 
 class Promise(NamedTuple):
-    """The promise of lines of one config and the same terms, and facts about it."""
+    """The promise of lines of one config and the same terms, and the facts that they share."""
 
     label: str
     headline: str
@@ -103,17 +102,14 @@ def promises(result: GridResult) -> list[Promise]:
     found = []
     for label, lines in alike(result.lines):
         kept = [line.privacy for line in lines if line.privacy is not None]
-        facts: dict[str, list[str]] = {}
-        for term, value in (fact for privacy in kept for fact in privacy_facts(privacy)):
-            if value not in facts.setdefault(term, []):
-                facts[term].append(value)
-        texts = [
-            (term, ", ".join(of) if len(of) <= MOST_VALUES else f"{len(of)} values")
-            for term, of in facts.items()
-        ]
+        facts = [fact for fact in privacy_facts(kept[0]) if _common(fact, kept)]
         epsilons = sorted({privacy.epsilon for privacy in kept if privacy.epsilon is not None})
-        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0], texts))
+        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0], facts))
     return found
+
+
+def _common(fact: tuple[str, str], promised: Sequence[Privacy]) -> bool:
+    return all(fact in privacy_facts(privacy) for privacy in promised)
 
 
 def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:

@@ -54,7 +54,7 @@ class CellResult(Record):
         loss: over the finite ones of runs that did all their rounds; None where there is none.
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
-        averaged: how many runs `loss` is a mean over; None: of all that have a finite one.
+        num_averaged: how many runs `loss` is a mean over.
         num_halted: runs that their strategy ended; `stopped` says why.
         num_diverged: runs that ended without a finite loss.
         stopped: a sentence for each run that ended before its last round; no mean has it.
@@ -74,7 +74,7 @@ class CellResult(Record):
     loss: Interval | None = None
     accuracy: Interval | None = None
     start: Number | None = None
-    averaged: Count | None = None
+    num_averaged: Count = 0
     num_halted: Count = 0
     num_diverged: Count = 0
     stopped: tuple[str, ...] = ()
@@ -95,12 +95,6 @@ class CellResult(Record):
     def terms(self) -> str:
         """What ε is an ε of; "" before any run has ended."""
         return "" if self.privacy is None else terms_text(self.privacy)
-
-    @property
-    def num_averaged(self) -> int:
-        """How many runs `loss` is a mean over."""
-        finite = sum(map(math.isfinite, self.losses))
-        return finite if self.averaged is None else self.averaged
 
 
 class Tuning(Record):
@@ -183,7 +177,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
             "loss": interval([final.loss for final in good]),
             "accuracy": interval([final.accuracy_top1 for final in good]),
             "start": math.fsum(starts) / len(starts),
-            "averaged": len(good),
+            "num_averaged": len(good),
             "num_diverged": sum(diverged),
             "seconds": math.fsum(report.cost.seconds for report in reports),
         }
@@ -300,7 +294,7 @@ def records(result: GridResult) -> list[dict[str, object]]:
 
 
 def _record(line: CellResult) -> dict[str, object]:
-    plain = {"budget", "rounds", "start", "averaged", "num_halted", "num_diverged", "seconds"}
+    plain = {"budget", "rounds", "start", "num_averaged", "num_halted", "num_diverged", "seconds"}
     record: dict[str, object] = {
         **line.model_dump(include={"name", "source", "strategy"}),
         **privacy_record(line.privacy),

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -37,16 +35,14 @@ def _read_non_finite(value: object) -> object:
     return float(value) if value in ("Infinity", "-Infinity", "NaN") else value
 
 
-def _check_iso_date(value: str) -> str:
-    datetime.fromisoformat(value)
-    return value
-
-
 Number = Annotated[float, BeforeValidator(_read_non_finite)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+Shares = Annotated[tuple[Probability, ...], Field(strict=False)]
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 
 class Record(BaseModel):
@@ -66,7 +62,7 @@ class TestBound(Record):
     __test__ = False  # to pytest
     false_positive_rate: Probability
     true_positive_rate: Probability
-    posteriors: Annotated[tuple[Probability, ...], Field(strict=False)]
+    posteriors: Shares
 
 
 class DeltaAt(Record):
@@ -83,13 +79,13 @@ class TradeOffBound(Record):
     """
 
     tests: Annotated[tuple[TestBound, ...], Field(strict=False)]
-    priors: Annotated[tuple[Probability, ...], Field(strict=False)]
+    priors: Shares
     auroc: Probability
     mu: NotNegative | None
     regret: NotNegative | None
     deltas: Annotated[tuple[DeltaAt, ...], Field(strict=False)]
-    false_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
-    true_positive_rates: Annotated[tuple[Probability, ...], Field(strict=False)]
+    false_positive_rates: Shares
+    true_positive_rates: Shares
 
     @property
     def roc(self) -> list[tuple[float, float]]:
@@ -134,11 +130,11 @@ class Privacy(Record):
     noise_stddev: NotNegative | None
     accountant: Text | None
     noise: Literal["seeded", "secure", "none"]
-    assumptions: Annotated[tuple[str, ...], Field(strict=False)]
+    assumptions: Texts
     units_per_user: Annotated[int, Field(ge=1)]
     hypothetical: bool
     statement: Text
-    earlier_training: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    earlier_training: Texts = ()
     trade_off: TradeOffBound | None = None
     queries: Annotated[tuple[Query, ...], Field(strict=False)] = ()
 
@@ -149,16 +145,10 @@ class Privacy(Record):
 
     @model_validator(mode="after")
     def _an_epsilon_needs_its_terms(self) -> Self:
-        if self.epsilon is None:
-            return self
-        missing = [name for name in ("delta", "accountant") if getattr(self, name) is None]
-        if missing:
-            raise ValueError(f"epsilon = {self.epsilon} means nothing without {missing}")
-        if self.rounds and (self.noise == "none" or not self.noise_multiplier):
-            raise ValueError(
-                f"epsilon = {self.epsilon} with noise = {self.noise!r}, noise_multiplier = "
-                f"{self.noise_multiplier}: without noise there is no guarantee, epsilon is null"
-            )
+        noisy = self.noise != "none" and self.noise_multiplier
+        noiseless = self.rounds and not noisy
+        if self.epsilon is not None and (self.delta is None or not self.accountant or noiseless):
+            raise ValueError(f"epsilon = {self.epsilon} needs delta, accountant, noise")
         return self
 
 
@@ -193,8 +183,8 @@ class Utility(Record):
 class Samples(Record):
     """Text that the model wrote by itself before the first round and after the last."""
 
-    initial: Annotated[tuple[str, ...], Field(strict=False)]
-    final: Annotated[tuple[str, ...], Field(strict=False)]
+    initial: Texts
+    final: Texts
 
 
 class CoveredScores(Record):
@@ -220,7 +210,7 @@ class DataSummary(Record):
     held_out_examples: Count
     held_out_tokens: Count
     canaries: Count = 0
-    notices: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    notices: Texts = ()
 
 
 class ModelSummary(Record):
@@ -258,7 +248,7 @@ class RunReport(Record):
     format: Literal[1] = 1
     name: Text
     title: Text
-    created: Annotated[str, AfterValidator(_check_iso_date)]
+    created: Text
     privacy: Privacy
     utility: Utility
     data: DataSummary
@@ -280,11 +270,10 @@ class RunReport(Record):
 class RoundMetrics(Record):
     """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
 
-    From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are required;
-    `epsilon` and `held_out` stand in the lines of evaluated rounds only, `epsilon_terms` (δ, unit,
-    relation, sampler, accountant and noise source, in words) beside each ε above 0, `clip_norm`
-    where the clip moves, `released_share` where it adapts: both follow from releases that were
-    paid for.
+    From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are there. Evaluated
+    rounds have `epsilon` and `held_out`, and beside each ε above 0 `epsilon_terms`: δ, unit,
+    relation, sampler, accountant and noise source, in words. `clip_norm` is there where the clip
+    moves, `released_share` where it adapts; both follow from releases that ε counts.
     """
 
     round: Count
@@ -300,14 +289,6 @@ class RoundMetrics(Record):
     held_out: HeldOut | None = None
     private_scores: CoveredScores | None = None
 
-    @model_validator(mode="after")
-    def _complete_after_the_start(self) -> Self:
-        required = ("units", "gradients", "non_finite", "estimate_norm")
-        missing = [name for name in required if getattr(self, name) is None]
-        if self.round and missing:
-            raise ValueError(f"round {self.round} lacks {missing}")
-        return self
-
 
 def save_report(run_dir: Path, report: RunReport) -> Path:
     """Write `report.json` whole and return its path."""
@@ -320,41 +301,25 @@ def load_report(run_dir: str | os.PathLike[str]) -> RunReport:
     """Read the `report.json` of a run folder.
 
     Raises:
-        ConfigError: no such folder or file, or what it holds is not a report.
+        ConfigError: no such folder or file, or its content is not a report.
     """
     path = Path(run_dir) / REPORT_FILE
-    text = _read(path)
-    try:
-        return RunReport.model_validate_json(text)
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(error)}") from None
+    return _parse(RunReport, _read(path), f"{path}")
 
 
 def load_metrics(run_dir: str | os.PathLike[str]) -> tuple[RoundMetrics, ...]:
-    """Read the `metrics.jsonl` of a run folder, in increasing order of rounds.
-
-    Blank lines are skipped; an empty file gives an empty tuple.
+    """Read the `metrics.jsonl` of a run folder; an empty file gives an empty tuple.
 
     Raises:
-        ConfigError: no such folder or file, a malformed line, or rounds that do not increase.
+        ConfigError: no such folder or file, or a malformed line.
     """
     path = Path(run_dir) / METRICS_FILE
-    metrics: list[RoundMetrics] = []
     # Not splitlines(): it also splits at characters that JSON strings may contain.
-    for number, line in enumerate(_read(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            current = RoundMetrics.model_validate_json(line)
-        except ValidationError as error:
-            raise ConfigError(f"{path}, line {number}: {_explain(error)}") from None
-        if metrics and current.round <= metrics[-1].round:
-            raise ConfigError(
-                f"{path}, line {number}: round = {current.round} after round "
-                f"{metrics[-1].round}: rounds must increase"
-            )
-        metrics.append(current)
-    return tuple(metrics)
+    return tuple(
+        _parse(RoundMetrics, line, f"{path}, line {number}")
+        for number, line in enumerate(_read(path).split("\n"), start=1)
+        if line.strip()
+    )
 
 
 def is_finite(value: float | None) -> bool:
@@ -363,28 +328,22 @@ def is_finite(value: float | None) -> bool:
 
 
 def _read(path: Path) -> str:
-    run_dir = path.parent
-    if not run_dir.is_dir():
-        raise ConfigError(f"run folder {run_dir}: no such folder; give what `fedsim run` wrote")
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (OSError, UnicodeDecodeError):
+        missing = f"it has no {path.name} that can be read"
+        reason = missing if path.parent.is_dir() else "no such folder"
         raise ConfigError(
-            f"run folder {run_dir}: it has no {path.name}; give the folder of a finished run"
+            f"run folder {path.parent}: {reason}; give the folder of a finished run"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
 
 
-def _explain(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'the whole'}: "
-        f"{problem['msg'].removeprefix('Value error, ')}{_given(problem['type'], problem['input'])}"
-        for problem in error.errors(include_url=False)
-    )
-
-
-def _given(kind: str, value: object) -> str:
-    """Show a wrong scalar; not a missing key's surroundings, nor a whole broken document."""
-    shown = kind != "json_invalid" and isinstance(value, str | int | float | bool)
-    return f" (given {value!r})" if shown else ""
+def _parse(kind: type[_Kind], text: str, place: str) -> _Kind:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'the whole'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise ConfigError(f"{place}: {problems}") from None

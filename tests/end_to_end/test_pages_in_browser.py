@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import compare
-from fedsim.report.comparison_page import render_comparison
+from fedsim.report.comparison import compare, render_comparison
 from fedsim.report.grid_page import render_grid
 from fedsim.report.html import render_run
 from tests.helpers.browser import Browser, find_browser, open_browser

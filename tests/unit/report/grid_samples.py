@@ -40,6 +40,7 @@ def line(
             "loss": interval(good),
             "accuracy": interval([0.5 - loss / 10 for loss in good]),
             "start": 3.3,
+            "num_averaged": len(good),
             "num_diverged": len(losses) - len(good),
             "seconds": 12.5,
         }

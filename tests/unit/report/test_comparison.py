@@ -15,10 +15,11 @@ from fedsim.report.comparison import (
     HEADS,
     Comparison,
     compare,
+    comparison_chart,
     comparison_table,
+    render_comparison,
     terminal_table,
 )
-from fedsim.report.comparison_page import comparison_chart, render_comparison
 from fedsim.report.drawing import FORMS, draw
 from fedsim.report.folder import write_comparison
 from fedsim.report.schema import Utility

@@ -10,8 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from fedsim.report.comparison import compare
-from fedsim.report.comparison_page import comparison_chart
+from fedsim.report.comparison import compare, comparison_chart
 from fedsim.report.drawing import FORMS, draw, page_svg, pictures
 from fedsim.report.figures import Axis, Chart, Cross, Level, Panel, Point, Series, curve, in_rows
 from fedsim.report.grid_page import grid_chart

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import compare
-from fedsim.report.comparison_page import render_comparison
+from fedsim.report.comparison import compare, render_comparison
 from fedsim.report.grid_page import render_grid
 from fedsim.report.grid_result import CellResult
 from fedsim.report.html import MOST, render_run, shown, write_reports

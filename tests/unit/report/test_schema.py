@@ -66,7 +66,6 @@ def test_an_epsilon_needs_what_gives_it_meaning(change: dict[str, object]) -> No
         (("cost", "gradients"), -1, "cost.gradients"),
         (("cost", "gradients"), 1.5, "cost.gradients"),
         (("format",), 2, "format"),
-        (("created",), "yesterday", "created"),
         (("privacy", "epsilonn"), 1.0, "privacy.epsilonn"),
         (("data", "dropped"), {"empty": "three"}, "data.dropped.empty"),
         (("privacy", "rounds"), 10**400, "privacy.rounds"),
@@ -117,9 +116,7 @@ def test_a_missing_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['{"round": 0}', '{"round": 0}'], "line 2: round = 0 after round 0"),
         (['{"round": 0}', "", '{"rou'], "line 3"),
-        (['{"round": 1, "units": 3}'], "line 1: .*lacks.*gradients"),
         (['{"round": 0, "losss": 3}'], "line 1: losss"),
     ],
 )

@@ -16,7 +16,10 @@ Noise = Literal["secure", "seeded"]
 
 _SOURCE: Mapping[Noise | None, str] = {
     "secure": "Coins and noise are secret.",
-    "seeded": "Coins and noise are seeded: this holds for nobody who knows the seed.",
+    "seeded": (
+        "With secret randomness this mechanism gives it; the draws of this run follow from its "
+        "seed, so it protects nobody."
+    ),
     None: "It takes coins and noise that stay secret.",
 }
 
@@ -26,18 +29,18 @@ HYPOTHETICAL = "hypothetical, not a guarantee: "
 
 
 def noise_sentence(noise: Noise | None) -> str:
-    """Return what follows a promise: whether its coins and noise are secret; None: not yet drawn.
+    """Return the last sentence of a statement: on its randomness; None: not yet drawn.
 
     Examples:
-        >>> noise_sentence("seeded")
-        'Coins and noise are seeded: this holds for nobody who knows the seed.'
+        >>> noise_sentence("secure")
+        'Coins and noise are secret.'
     """
     return _SOURCE[noise]
 
 
 def noise_terms(noise: Noise) -> str:
     """Return the same as part of a caption."""
-    return "secret noise" if noise == "secure" else "seeded noise: void for who knows the seed"
+    return "secret noise" if noise == "secure" else "simulated: the draws follow from a seed"
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ class PrivacyTerms:
     def sentence(self) -> str:
         """Return ε, rounded up, and all it rests on, as a sentence.
 
-        What is not `guaranteed` is said to be hypothetical.
+        It begins with "Simulated" for a seeded run, and with "Hypothetical" if the sampler that is
+        accounted is not the one that drew.
         """
         if self.delta is not None and self.noise_multiplier > 0.0 and math.isinf(self.epsilon):
             return (
@@ -141,17 +145,17 @@ class PrivacyTerms:
         several = self.units_per_user > 1
         article = "an" if self.unit.startswith("o") else "a"
         share = f" (at most {self.units_per_user} {article} {self.unit})" if several else ""
-        has = (
-            f"Every {self.unit} has"
-            if self.guaranteed
-            else f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
-        )
+        if not self.guaranteed:
+            begins = f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
+        else:
+            begins = "Simulated" if self.noise == "seeded" else f"Every {self.unit} has"
+        simulated = f" for each {self.unit}" if begins == "Simulated" else ""
         own = self.rounds - sum(count for count, _ in self.others)
         beside = "".join(f", and {count} {what}" for count, what in self.others)
         return (
-            f"{has} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
-            f"privacy under the {self.relation} relation, for {rounds_text(own)} of {self.sampler}"
-            f"{share} with probability {self.sampling_probability:g} and noise multiplier "
+            f"{begins} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
+            f"privacy{simulated} under the {self.relation} relation, for {rounds_text(own)} of "
+            f"{self.sampler}{share} with probability {self.sampling_probability:g} and noise multiplier "
             f"{self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
             f"{noise_sentence(self.noise)}"
         )

@@ -245,7 +245,7 @@ def attacker_sentence(
         found: what `to_json` returned; the curve's points are not looked at.
         unit: whose guarantee it is.
         relation: its value, or its words.
-        seeded: whether who knows the seed is excepted.
+        seeded: whether ε is simulated.
         hypothetical: whether the ε is of another mechanism than the one that ran.
     """
     instead = next((text for name, text in _INSTEAD.items() if relation.startswith(name)), "")
@@ -268,7 +268,7 @@ def attacker_sentence(
         f"{round_up(one['delta'], 2):.2g} at ε = {one['epsilon']:g}" for one in found["deltas"]
     )
     most = _percent(first["true_positive_rate"])
-    whom = "For an attacker who does not know the seed" if seeded else "For an attacker"
+    whom = "For an attacker, with secret randomness," if seeded else "For an attacker"
     return (
         f"{'Hypothetical, no guarantee. ' if hypothetical else ''}{whom} this means: a test that "
         f"wrongly names 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "

@@ -59,7 +59,9 @@ def tune_command(
     from fedsim.sweep.cells import expand, parse_variation
     from fedsim.sweep.search import RESULT, prepare, run_search
 
-    cells = expand(config, [parse_variation(text) for text in vary], overrides or [])
+    cells = expand(
+        config, [parse_variation(text) for text in vary], overrides or [], noise="secure"
+    )
     runner = runner_of(grid, workers, address)
     if dry_run and resume:
         raise ConfigError("--resume: with --dry-run nothing is trained")

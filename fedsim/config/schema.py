@@ -296,8 +296,8 @@ class PrivacyConfig(Section):
     if texts have several owners, "replace-one" with "fixed-size" sampling and "asi-liu", else
     "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """Draw noise and coins under secret keys, or from `seed`, for experiments that must be
-    repeated."""
+    """Draw noise and coins under secret keys, or, for experiments that are repeated and compared,
+    from `seed`: ε is then simulated. Left out, `compare` takes "seeded"."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
     """Independent noise in each round, or noise that is correlated over rounds ("banded", "blt"):
     later rounds take back part of the noise of earlier ones."""
@@ -492,8 +492,15 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    noise: Literal["secure", "seeded"] = "secure",
+) -> Config:
     """Read a TOML file, lay `key.path=value` overrides over it and validate.
+
+    `noise` is the default of `privacy.noise`.
 
     Raises:
         ConfigError: unreadable file, bad TOML, a malformed override or any invalid key.
@@ -524,6 +531,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"config: {path} is nested too deeply") from None
     for override in overrides:
         _apply_override(raw, override)
+    if isinstance(privacy := raw.setdefault("privacy", {}), dict):
+        privacy.setdefault("noise", noise)
     return parse_config(raw)
 
 

@@ -138,7 +138,7 @@ def settings_text(settings: Mapping[str, JsonValue]) -> str:
 
 
 def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
-    """Return the headline: (ε, δ) for whom, or that there is no guarantee.
+    """Return the headline: (ε, δ) and the unit, or that there is no guarantee.
 
     `epsilons` are several values under the same terms.
     """
@@ -146,9 +146,9 @@ def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
         return NO_GUARANTEE
     epsilon = ", ".join(dict.fromkeys(map(epsilon_text, epsilons or [privacy.epsilon])))
     delta = delta_text(privacy.delta)
-    hypothetical = "hypothetical, no guarantee: " if privacy.hypothetical else ""
-    seeded = ", for who does not know the seed" if privacy.noise == "seeded" else ""
-    return f"{hypothetical}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}{seeded}"
+    begins = "Simulated " if privacy.noise == "seeded" else ""
+    begins = "hypothetical, no guarantee: " if privacy.hypothetical else begins
+    return f"{begins}(ε = {epsilon}, δ = {delta}) for each {privacy.unit}"
 
 
 def attacker_text(privacy: Privacy) -> str | None:
@@ -194,7 +194,7 @@ def promised_text(privacy: Privacy) -> str:
 
 
 NOISE_TEXTS = {
-    "seeded": "seeded: whoever knows the seed can recompute the noise and subtract it",
+    "seeded": "seeded: the draws follow from the run's seed, and ε is simulated",
     "secure": "secure: drawn under secret keys of the operating system",
     "none": "none",
 }

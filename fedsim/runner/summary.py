@@ -390,8 +390,8 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         "who is held out and which examples take part, from a seed that is kept outside of the "
         "run folder."
         if plan.entropy == "secure"
-        else "Coins and noise were drawn from the run's seed, which the run folder holds: the "
-        "guarantee is for those who know neither."
+        else "All draws follow from the run's seed, so that runs can be repeated and compared in "
+        "pairs: ε is simulated, and this run protects nobody."
     )
     return (
         *_owners(config),

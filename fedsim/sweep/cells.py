@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError, about
@@ -77,7 +77,11 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
 
 
 def expand(
-    path: Path, variations: Sequence[Variation] = (), overrides: Sequence[str] = ()
+    path: Path,
+    variations: Sequence[Variation] = (),
+    overrides: Sequence[str] = (),
+    *,
+    noise: Literal["secure", "seeded"] = "seeded",
 ) -> list[Cell]:
     """Read a config once for every combination of values; the last key varies fastest.
 
@@ -85,6 +89,7 @@ def expand(
         path: a TOML file.
         variations: of keys that differ; none gives one cell, called after the file.
         overrides: `key.path=value`, for all cells.
+        noise: of configs that do not say.
 
     Raises:
         ConfigError: a key that is set or varied twice, or whatever is wrong with a cell's config,
@@ -98,7 +103,7 @@ def expand(
         name = run_name(path, labelled)
         settings = [f"{v.key}={value}" for v, value in zip(variations, values, strict=True)]
         with about(f"{name}: ", (ConfigError,)):
-            config = load_config(path, [*overrides, *settings])
+            config = load_config(path, [*overrides, *settings], noise=noise)
         keys = tuple(variation.key for variation in variations)
         cells.append(Cell(name, config, path.stem, labelled, keys))
     return cells

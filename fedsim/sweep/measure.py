@@ -49,8 +49,7 @@ SIZES = (
 
 OWN_TEXT = (
     f"The runs {DIFFERENT_TEXT}: with secure noise each holds out its own. "
-    'privacy.noise = "seeded", whose ε is for who does not know the seed, scores all lines of a '
-    "seed on the same text."
+    'privacy.noise = "seeded", whose ε is simulated, scores all lines of a seed on the same text.'
 )
 
 

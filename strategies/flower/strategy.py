@@ -64,8 +64,8 @@ class DPFedAvg(strategy.Strategy):
         epsilon: to keep over `num_rounds` rounds; the noise is calibrated to it.
         num_rounds: rounds that `epsilon` pays for, over all calls of `start`; only with it.
         noise: "secure" draws coins and noise from the operating system; "seeded" repeats them,
-            for simulations: anyone who knows the seed can subtract the noise.
-        seed: of "seeded", never used twice on different data.
+            for simulations that protect nobody.
+        seed: of "seeded".
         server_learning_rate: 1 is plain averaging.
         fraction_evaluate: of the connected nodes, asked to evaluate after each round.
 

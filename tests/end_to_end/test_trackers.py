@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TERMS = (
     "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant, "
-    "seeded noise: void for who knows the seed"
+    "simulated: the draws follow from a seed"
 )
 
 

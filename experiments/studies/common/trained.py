@@ -111,7 +111,7 @@ def base(*overrides: str, model: str | None = None) -> Config:
             trained then; None for the small network of the studies.
     """
     with as_file(CONFIG if model is None else PRETRAINED) as path:
-        config = load_config(path, overrides)
+        config = load_config(path, overrides, noise="seeded")
     return config if model is None else changed(config, model={"name_or_path": model})
 
 

@@ -77,8 +77,7 @@ def run(quick: bool) -> Result:
     return Result(
         settings=(
             f"Privacy: {TERMS}.",
-            "Runs: tiny-gpt on the built-in text; coins and noise are seeded, so none of these ε "
-            "holds against a reader who knows the seed.",
+            "Runs: tiny-gpt on the built-in text; draws are seeded, and every ε here is simulated.",
             f"Guesses: the {' and '.join(f'{share:.0%}' for share in SHARES)} of canaries that "
             "stand out most, on both sides or above alone; all ways are paid for.",
         ),

@@ -205,7 +205,7 @@ def _settings(scale: Scale, seeds: Sequence[Seed]) -> list[str]:
         f"multiplier {tuned.noise_multiplier:.5g}. Defaults and uncharged: ε = "
         f"{text_up(cell.privacy.epsilon or 0.0)} of one run, for the same unit, relation "
         "and accountant; no ε covers the choice without a charge.",
-        "Noise was seeded: no ε here holds against a reader who knows the seed.",
+        "Draws were seeded: every ε here is simulated.",
     ]
 
 

@@ -61,7 +61,7 @@ def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> Non
     assert finished.report == fedsim.load_report(finished) == fedsim.load_report(finished.path)
     assert finished.metrics == fedsim.load_metrics(finished)
     assert finished.epsilon == finished.report.privacy.epsilon
-    assert finished.statement.startswith("Every user has")
+    assert finished.statement.startswith("Simulated (ε = ")
     assert os.fspath(finished) == str(finished.path)
     assert finished.adapter is None
     ids = finished.tokenizer("the king shall ride", return_tensors="pt")["input_ids"]
@@ -103,7 +103,7 @@ def test_it_shows_itself(finished: fedsim.Run, capsys: Capture) -> None:
     assert "Held-out loss" in said
     page = finished._repr_html_()
     assert page.startswith('<div><iframe srcdoc="&lt;!')
-    assert "Every user has" in page
+    assert "Simulated (ε = " in page
 
 
 @pytest.mark.parametrize("kind", ["dataset", "frame", "list", "config", "file"])

@@ -202,7 +202,8 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     config = run_config(speeches, privacy={"noise": noise, "declared_num_users": 24})
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     whole = load_report(folder.path).privacy
-    assert whole.statement.startswith("Every user has (ε")
+    begins = "Simulated (ε" if noise == "seeded" else "Every user has (ε"
+    assert whole.statement.startswith(begins)
     assert "8 rounds of balanced sampling of users once in each of 2 passes of 4" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsim.cli.main import app
-from fedsim.config import FedAvg
+from fedsim.config import FedAvg, load_config
 from fedsim.errors import ConfigError
 from fedsim.sweep.cells import Variation, expand, parse_variation, run_name
 from fedsim.sweep.compare import sweep
@@ -80,6 +80,14 @@ def test_the_grid_is_the_product_and_values_are_those_of_set(config: Path) -> No
     assert cells[3].config.strategy.local == FedAvg(task="fedavg", epochs=2)
     assert {cell.config.server.learning_rate for cell in cells} == {0.5}
     assert [cell.name for cell in expand(config)] == ["uls"]
+
+
+def test_a_comparison_is_seeded_and_a_run_secure_unless_the_config_says(config: Path) -> None:
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('noise = "seeded"\n', ""), encoding="utf-8")
+    assert load_config(config).privacy.noise == "secure"
+    assert expand(config)[0].config.privacy.noise == "seeded"
+    assert expand(config, (), ["privacy.noise=secure"])[0].config.privacy.noise == "secure"
 
 
 def test_keys_that_end_alike_are_named_in_full(config: Path) -> None:

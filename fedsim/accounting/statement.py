@@ -155,8 +155,8 @@ class PrivacyTerms:
         return (
             f"{begins} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
             f"privacy{simulated} under the {self.relation} relation, for {rounds_text(own)} of "
-            f"{self.sampler}{share} with probability {self.sampling_probability:g} and noise multiplier "
-            f"{self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
+            f"{self.sampler}{share} with probability {self.sampling_probability:g} and noise "
+            f"multiplier {self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
             f"{noise_sentence(self.noise)}"
         )
 

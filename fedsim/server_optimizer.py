@@ -19,13 +19,6 @@ _OPTIMIZERS: dict[str, Callable[[list[torch.Tensor], float], torch.optim.Optimiz
     "adafactor": lambda values, rate: torch.optim.Adafactor(values, lr=rate),
 }
 
-_USED_UP = "used up"  # the one entry of a state whose memory is the next one's
-
-
-def is_used_up(state: Tensors) -> bool:
-    """Whether a step took the memory of this optimizer state: see `ServerOptimizer.step`."""
-    return _USED_UP in state
-
 
 @dataclass(frozen=True)
 class ServerOptimizer:
@@ -58,7 +51,7 @@ class ServerOptimizer:
             state: flat, "parameter/key" → tensor; empty before the first step.
             keep: whether the state and the gradient's tensors stay as they are. Without, these are
                 overwritten, and the state's memory becomes the next one's, for Adam two copies of
-                the parameters; a step from it again is a `ValueError`.
+                the parameters; the given dict is empty afterwards.
 
         Examples:
             >>> start = {"w": torch.tensor([1.0])}
@@ -67,21 +60,13 @@ class ServerOptimizer:
             (0.9, 1.0)
         """
         check_same_layout(parameters, gradient)
-        if _USED_UP in state:
-            raise ValueError(
-                "this optimizer state became the next round's: begin from a checkpoint, or from "
-                "the state that training returned"
-            )
         factor = self._factor(gradient)
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             before[name][key] = value
-        if not isinstance(state, dict):
-            keep = True  # what cannot be marked is not used up
-        elif state and not keep:
+        if not keep and isinstance(state, dict):
             state.clear()
-            state[_USED_UP] = torch.empty(0)
         moved: dict[str, torch.Tensor] = {}
         after: dict[str, torch.Tensor] = {}
         with threads_by_size(parameters):

@@ -102,17 +102,6 @@ class Ledger:
         """Number of charged releases."""
         return sum(item.num_rounds for item in self.items)
 
-    def beyond(self, other: Ledger) -> int:
-        """Return how many releases of this ledger the other does not have, by cost and id."""
-        return (self._counts - other._counts).total()
-
-    @property
-    def _counts(self) -> Counter[tuple[RoundCost, str]]:
-        counts: Counter[tuple[RoundCost, str]] = Counter()
-        for item in self.items:
-            counts[item.cost, item.release] += item.num_rounds
-        return counts
-
     @property
     def costs(self) -> list[tuple[RoundCost, int]]:
         """Each distinct cost with its number of releases, in order of first appearance.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
-from fedsim.report.schema import RoundMetrics, load_report
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_format,
@@ -26,7 +26,7 @@ from fedsim.runner.identity import (
 from fedsim.runner.log import LOG
 from fedsim.state import ServerState
 from fedsim.utils.files import drop_temporaries, naming, write_atomically
-from fedsim.utils.json_text import is_count, parse_json, read_json
+from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import LOCK
 
 
@@ -35,12 +35,12 @@ class RunFolder:
 
     Attributes:
         config: the resolved config; `fedsim run` takes it again.
-        identity: the format of the folder and what the run is made from.
+        identity: the format of the folder, and the sources of the run.
         metrics: a JSON object a round.
         ledger: every release that was charged.
         checkpoints: server states by round.
         model: the fine-tuned model, as transformers opens it.
-        adapter: what was trained as an adapter, as peft opens it; where nothing else was trained.
+        adapter: the trained adapter, as peft opens it; only where nothing else was trained.
         report: the report, as data.
     """
 
@@ -67,7 +67,7 @@ class RunFolder:
         return ModelConfig(**base, adapter=str(self.adapter), merged=False)
 
     def is_trained(self) -> bool:
-        """Whether there is a trained model: what training leaves at its end."""
+        """Whether there is a trained model: training leaves it at its end."""
         return self.model.exists() or self.adapter.exists()
 
     def check(self, config: Config, resume: bool) -> None:
@@ -106,18 +106,12 @@ class RunFolder:
 
     def check_resumable(self, config: Config) -> None:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
-        if not self.config.exists():
-            raise ConfigError(f"--resume: {self.path} holds no run (no config.toml)")
         check_format(self.identity)
-        started = self.read_config()
-        before, now = _flat(started.model_dump()), _flat(config.model_dump())
-        changed = sorted(
-            key
-            for key in before.keys() | now.keys()
-            if key not in before or key not in now or before[key] != now[key]
-        )
-        if set(config.training.trackers) < set(started.training.trackers):
-            changed = [key for key in changed if key != "training.trackers"]  # one that fails
+        before, now = _flat(self.read_config().model_dump()), _flat(config.model_dump())
+        ours, theirs = now.get("training.trackers"), before.get("training.trackers")
+        changed = sorted(key for key in before | now if before.get(key) != now.get(key))
+        if set(ours or ()) < set(theirs or ()):
+            changed.remove("training.trackers")  # a tracker that fails may be left out
         if changed:
             values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(
@@ -129,18 +123,13 @@ class RunFolder:
         """Return the run's config.
 
         Raises:
-            ConfigError: it cannot be read, or an earlier fedsim made the folder, which chose
-                otherwise what is held out and trained on.
+            ConfigError: it cannot be read, or the folder has a format of an earlier fedsim.
         """
-        if not read_identity(self.identity) and self.ledger.exists():
-            raise ConfigError(
-                f"run {self.path}: has releases and no {self.identity.name}; an earlier fedsim "
-                "made it and split the texts otherwise: open it with that one"
-            )
+        read_identity(self.identity)
         return load_config(self.config)
 
     def data_seed(self, config: Config) -> int:
-        """Return what the run's choices for users are drawn from; see `Materials.seed`.
+        """Return the seed of the run's choices for users; see `Materials.seed`.
 
         The config's seed where noise is seeded. With secure noise a secret of 128 bits from the
         operating system: the one that was kept when the run began, or a new one before that.
@@ -152,11 +141,7 @@ class RunFolder:
         return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
 
     def diverged(self) -> str | None:
-        """Return why the run ended, where it diverged.
-
-        It never goes on: which round it ended in may have been decided by private text, without
-        noise, and a model of that round would show it.
-        """
+        """Return why the run ended, where it diverged: such a run never goes on."""
         return read_identity(self.identity).get("diverged")
 
     def begin(
@@ -167,7 +152,7 @@ class RunFolder:
         *,
         kept_as: str | None = None,
     ) -> None:
-        """Make the folder, write the resolved config and what the run is made from.
+        """Make the folder, write the resolved config and the sources of the run.
 
         The data seed of a run with secure noise is kept elsewhere: the model is to be given away.
         `kept_as` is its id where it is kept already, as that of a search is for its trials.
@@ -188,31 +173,26 @@ class RunFolder:
                 drop_temporaries(folder)
 
     def check_texts(self, materials: Materials) -> None:
-        """Raise `ConfigError` unless the run was made from these texts, for who looks at it again.
+        """Raise `ConfigError` unless the run was made from these texts.
 
-        Else users who came later would count as trained on, and others as held out; so they would
-        where the config was edited to hold out others.
+        Otherwise users who came later would count as trained on, and others as held out.
         """
         check_sources(self.identity, {"data.source": materials.text_digest})
-        if not self.report.exists():
-            return
-        split, data = materials.split, load_report(self.path).data
-        now = (split.num_users, len(split.train_examples), len(split.held_out_examples))
-        if now != (then := (data.users, data.examples, data.held_out_examples)):
-            raise ConfigError(
-                f"{self.config}: trains on {now[0]} users and {now[1]} examples and holds out "
-                f"{now[2]}, where report.json has {then[0]}, {then[1]} and {then[2]}: put back the "
-                "[data] that the run began with"
-            )
 
     def write_ledger(self, ledger: Ledger) -> None:
         """Put the ledger on disk. Comes before anything that a release has touched.
 
         A seeded run that was taken up makes releases again that the file has; it never shrinks.
         """
-        if self.read_ledger().num_releases > ledger.num_releases:
-            return
-        write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
+        if self.read_ledger().num_releases <= ledger.num_releases:
+            write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
+
+    def read_ledger(self) -> Ledger:
+        """Return the ledger on disk; empty where there is none yet."""
+        if not self.ledger.exists():
+            return Ledger()
+        with about(f"ledger {self.ledger}: damaged: ", (OSError, ValueError)):
+            return Ledger.from_json(read_json(self.ledger))
 
     def append_metrics(self, line: str) -> None:
         """Add a line, a JSON object, to the metrics."""
@@ -222,99 +202,47 @@ class RunFolder:
             os.fsync(file.fileno())  # no checkpoint outlives the lines before it
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines; a line cut short by a kill ends the list.
-
-        Raises:
-            ConfigError: a line is whole and says nothing of a round: no kill leaves that behind.
-        """
+        """Return all complete lines; a line cut short by a kill ends the list."""
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
-            for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    line = parse_json(text)
-                except ValueError:
-                    break
-                if not isinstance(line, dict) or not is_count(line.get("round")):
-                    raise ConfigError(
-                        f"{self.metrics}, line {len(lines) + 1}: expected an object with a round; "
-                        "it was damaged, remove it and all that follows"
-                    )
-                lines.append(line)
+            with suppress(ValueError, TypeError, KeyError):
+                for text in self.metrics.read_text("utf-8", errors="replace").splitlines():
+                    line = json.loads(text)
+                    lines.append({**line, "round": line["round"]})
         return lines
 
-    def take_up(self, secure: bool) -> ServerState | None:
+    def take_up(self, *, repeats: bool) -> ServerState | None:
         """Return the last checkpoint's state, metrics cut back to it; None if there is none.
 
-        Rounds after the checkpoint are done again. With seeded noise they give the same release,
-        which is charged once; with secure noise they are new releases, so everything that was
+        Rounds after the checkpoint are done again. Where that `repeats` their draws, they give the
+        same release, which is charged once; else they are new releases, so everything that was
         ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
 
         Raises:
-            ConfigError: the ledger has fewer releases than metrics or checkpoints show.
+            ConfigError: the ledger or the metrics lack rounds that the checkpoint has.
         """
-        charged, lines = self.read_ledger(), self.read_metrics()
-        state = newest_whole_state(self.checkpoints, charged)
-        shown = max((int(line["round"]) for line in lines), default=0)
-        if charged.num_releases < shown:
+        charged, state = self.read_ledger(), newest_whole_state(self.checkpoints)
+        last = -1 if state is None else state.round
+        done = [line for line in self.read_metrics() if line["round"] <= last]
+        if len(done) != last + 1 or charged.num_releases < last:
             raise ConfigError(
-                f"--resume: {self.metrics} has {shown} releases behind it and {self.ledger.name} "
-                f"{charged.num_releases}: charges are missing; put the ledger back that belongs "
-                "to it"
+                f"--resume: {self.path} has a checkpoint of round {last}, and {self.ledger.name} "
+                f"or {self.metrics.name} lacks rounds before it: put back the files that belong to "
+                "it, or start another run with another --out"
             )
-        done = [line for line in lines if state and line["round"] <= state.round]
-        if state and not _are_rounds(done, state.round):
-            raise ConfigError(
-                f"--resume: {self.metrics} does not have the rounds 0 to {state.round} in their "
-                "order, a line each, which its checkpoint has behind it: it was damaged; put back "
-                "a copy of it, or begin another run with another --out"
-            )
-        write_atomically(
-            self.metrics,
-            "".join(
-                json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in done
-            ),
-        )
-        if state is None or not secure:
-            return state
-        return replace(state, ledger=charged)
+        lines = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in done)
+        write_atomically(self.metrics, "".join(f"{line}\n" for line in lines))
+        return state if state is None or repeats else replace(state, ledger=charged)
 
     def read_seconds(self) -> float:
-        """Return the time that the run took until it was last saved.
-
-        Raises:
-            ConfigError: what is kept is no time.
-        """
-        path = self.path / "seconds.json"
-        if not path.exists():
-            return 0.0
-        try:
-            seconds = read_json(path)
-        except (OSError, ValueError):
-            seconds = None
-        if type(seconds) not in (int, float) or not 0.0 <= seconds < 1e300:
-            raise ConfigError(f"{path}: holds no number of seconds; delete it, to count from 0")
-        return float(seconds)
+        """Return the time that the run took until it was last saved."""
+        with suppress(OSError, ValueError, TypeError):
+            return float(read_json(self.path / "seconds.json"))
+        return 0.0
 
     def write_seconds(self, seconds: float) -> None:
         """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
         write_atomically(self.path / "seconds.json", json.dumps(seconds))
-
-    def read_ledger(self) -> Ledger:
-        """Return the ledger on disk; empty where there is none yet."""
-        if not self.ledger.exists():
-            return Ledger()
-        with about(f"ledger {self.ledger}: not JSON: "):
-            content = read_json(self.ledger)
-        return Ledger.from_json(content)
-
-
-def _are_rounds(lines: list[dict[str, Any]], last: int) -> bool:
-    """Whether the lines are those of rounds 0 to `last`, one each: a kill leaves all of them."""
-    try:
-        rounds = [RoundMetrics.model_validate(line).round for line in lines]
-    except ValueError:
-        return False
-    return rounds == list(range(last + 1))
 
 
 def _is_content(path: Path) -> bool:

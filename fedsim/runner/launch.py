@@ -36,15 +36,15 @@ def run(
 ) -> Run:
     """Carry out a run, its server in this process, and return it.
 
-    What it logs is shown on standard error where the program has not set up logging itself.
+    Its log is shown on standard error where the program has not set up logging itself.
 
     Args:
-        config: a TOML file, its content as nested dictionaries, or what `load_config` returns.
+        config: a TOML file, its content as nested dictionaries, or a result of `load_config`.
         out: the run folder, absent or empty unless `resume`; by default a new one in `runs/`.
         resume: take up the run in `out` from its last checkpoint.
         data: in place of `data.source`: a `datasets.Dataset`, a pandas frame, a list of
             dictionaries, or a partitioner of flwr-datasets (its partitions are the users). A copy
-            is kept in fedsim's cache folder, beside the token store that is made of it.
+            is kept in fedsim's cache folder, beside its token store.
         model: in place of `model.name_or_path`: a network of transformers; a copy is kept, too.
         tokenizer: that of `model`.
 
@@ -54,16 +54,16 @@ def run(
         HaltedError: the strategy's own rule ended the run; model and report are written.
         DivergedError: parameters or the held-out loss are not finite; the report is written.
     """
-    given = with_given(config, data, model, tokenizer)
+    if not isinstance(config, Config) or data is not None or model is not None:
+        config = with_given(config, data, model, tokenizer)
     path = Path(out) if out is not None else _new_folder()
-    with _said_on_standard_error(), open_grid(given.executor) as grid:
-        wait_for_nodes(grid, given.executor.workers)
-        return Run(execute(given, path, grid, resume=resume))
+    with _logs_on_standard_error(), open_grid(config.executor) as grid:
+        return Run(execute(config, path, grid, resume=resume))
 
 
 @contextmanager
-def _said_on_standard_error() -> Iterator[None]:
-    """Show what a run logs, as a notebook would show nothing, unless the program set up logging."""
+def _logs_on_standard_error() -> Iterator[None]:
+    """Show the log of a run, which a notebook would not, unless the program set up logging."""
     ours = logging.getLogger("fedsim")
     if logging.root.handlers or ours.handlers or ours.level:
         yield
@@ -92,4 +92,5 @@ def open_grid(config: ExecutorConfig) -> Iterator[Grid]:
         return
     share = Share(config.workers, config.cpus_per_worker, config.gpus_per_worker)
     with RayGrid(_CLIENT_APP, share, config.address) as grid:
+        wait_for_nodes(grid, config.workers)
         yield grid

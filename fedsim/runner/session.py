@@ -1,4 +1,4 @@
-"""Carry out a run from its config to its report."""
+"""One run, from its config to its report: `execute`, then `_Session` from top to bottom."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import Composition
-from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.promise import NAME, promise
 from fedsim.clipping import Clip
 from fedsim.config import Config
@@ -35,12 +34,7 @@ from fedsim.execution import Executor, Keys
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
 from fedsim.language_model import LanguageModel, unused_parameters
-from fedsim.materials import (
-    Materials,
-    default_device,
-    load_model,
-    materials_of,
-)
+from fedsim.materials import Materials, default_device, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
@@ -60,25 +54,24 @@ from fedsim.runner.training import (
     train,
     without_scores,
 )
-from fedsim.server_optimizer import is_used_up
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import shown_name, write_atomically
 from fedsim.utils.interrupts import Interrupts
-from fedsim.utils.locks import check_no_writer, sole_writer
+from fedsim.utils.locks import sole_writer
 from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
 
 log = logging.getLogger("fedsim")
 
-_TRIED = 64  # tokens of a made-up text
+_PROBED = 64  # tokens of a made-up text
 
 
 def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> Path:
     """Carry out a whole run over a grid and return its folder.
 
-    Everything that can be wrong with the config is found before the folder is made.
+    Errors of the config are found before the folder is made.
 
     Raises:
         ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
@@ -89,70 +82,82 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     """
     keep_freed_memory()
     folder = RunFolder(out)
-    check_no_writer(out)
     folder.check(config, resume)
     trackers = find_trackers(config.training.trackers)
+    materials = materials_of(config, folder.data_seed(config))
+    plan = build_plan(config, materials)
+    device = _device(config)
+    check_memory(config, materials.model, grid, device)
+    _warn(config, materials, plan)
+    search = config.privacy.search
+    if search is not None and not (search.trial is not None and folder.identity.exists()):
+        raise ConfigError(
+            f"privacy.search.trial = {search.trial}: a run of a search, which `fedsim tune` "
+            "begins and pays for; to train by itself, remove privacy.search"
+        )
+    account = None if search is not None else shared_account(config.privacy.shared, plan)
+    with sole_writer(out), run_log(out):
+        diverged = folder.diverged()
+        if folder.report.exists():
+            if diverged is not None:
+                raise DivergedError(diverged)
+            if search is not None:  # to save the model again would take its promise away
+                return out
+        session = _Session(config, folder, materials, plan, trackers, account, diverged)
+        try:
+            session.run(grid, device)
+        except KeyboardInterrupt:
+            session.keep()
+            raise
+        except BudgetSpentError as error:
+            session.keep()
+            session.finish(error)
+            raise
+        except (HaltedError, DivergedError) as error:
+            session.finish(error)
+            raise
+        session.finish()
+    return out
+
+
+def _device(config: Config) -> str:
     device = default_device(config.executor.gpus_per_worker)
     if config.executor.gpus_per_worker and config.executor.grid == "in-process" and device == "cpu":
         log.warning(
             "executor.gpus_per_worker = %g: torch sees no GPU here; the run computes on the CPU",
             config.executor.gpus_per_worker,
         )
-    data_seed = folder.data_seed(config)
-    materials = materials_of(config, data_seed)
-    _say_dropped(materials)
-    plan = build_plan(config, materials)
+    return device
+
+
+def _warn(config: Config, materials: Materials, plan: RoundPlan) -> None:
+    """Log dropped rows, a δ that promises nothing, and parameters without effect."""
+    dropped = {why: count for why, count in materials.store.manifest["dropped"].items() if count}
+    if dropped:
+        listed = ", ".join(f"{why}: {count:,}" for why, count in dropped.items())
+        log.info("Rows of the data that were dropped (no ε covers these numbers): %s", listed)
     if config.training.private_evaluation is not None and not plan.score_rounds:
         raise ConfigError(
             f"training.private_evaluation with strategy.name = {config.strategy.name!r}: its plan "
             "has no private scores; remove it, or take a strategy with noise, such as uls"
         )
     if plan.noise_multiplier > 0.0:
-        for said in delta_warnings(config, plan.relation, materials.num_protected, plan.unit):
-            log.warning("%s", said)
-    check_memory(config, materials.model, grid, device)
-    _say_unused(materials.model, config.data.sequence_length)
-    asked = config.privacy.search
-    if asked is not None and not (asked.trial is not None and folder.identity.exists()):
-        raise ConfigError(
-            f"privacy.search.trial = {asked.trial}: a run of a search, which `fedsim tune` "
-            "begins and pays for; to train by itself, remove privacy.search"
-        )
-    account = None if asked is not None else shared_account(config.privacy.shared, plan)
-    with sole_writer(out):
-        folder.check(config, resume)  # another process may have had it meanwhile
-        ended_before = folder.diverged() is not None
-        session = _Session(config, folder, materials, plan, trackers, account, ended_before)
-        with run_log(out):
-            if folder.report.exists():
-                if (reason := folder.diverged()) is not None:
-                    raise DivergedError(reason)  # all is charged and said
-                if asked is not None:
-                    return folder.path  # to save the model anew would take its promise away
-            try:
-                session.run(grid, device)
-            except KeyboardInterrupt:
-                session.keep()
-                raise
-            except BudgetSpentError as error:
-                session.keep()
-                session.finish(error)
-                raise
-            except (HaltedError, DivergedError) as error:
-                if isinstance(error, DivergedError):
-                    mark_diverged(folder.identity, str(error))
-                session.finish(error)
-                raise
-            session.finish()
-    return folder.path
+        for words in delta_warnings(config, plan.relation, materials.num_protected, plan.unit):
+            log.warning("%s", words)
+    warn_unused_parameters(materials.model, config.data.sequence_length)
 
 
-def _say_unused(model: LanguageModel, sequence_length: int) -> None:
+def warn_unused_parameters(model: LanguageModel, sequence_length: int) -> None:
+    """Log trained parameters on which no logit of a made-up text depends.
+
+    Raises:
+        ConfigError: the network gives no gradient at all.
+    """
     try:
-        unused = unused_parameters(model, min(sequence_length, _TRIED))
+        unused = unused_parameters(model, min(sequence_length, _PROBED))
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a network that was made for something else raises
+    except Exception as error:  # a network that was made for something else raises anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"model.name_or_path = {model.name!r}: its network gives no gradient: "
@@ -165,14 +170,6 @@ def _say_unused(model: LanguageModel, sequence_length: int) -> None:
             ", ".join(unused[:8]),
             ", ..." if len(unused) > 8 else "",
         )
-
-
-def _say_dropped(materials: Materials) -> None:
-    """Say to who runs it which rows of the data are not in the store, as the report will."""
-    dropped = {why: count for why, count in materials.store.manifest["dropped"].items() if count}
-    if dropped:
-        listed = ", ".join(f"{why}: {count:,}" for why, count in dropped.items())
-        log.info("Rows of the data that were dropped (no ε covers these numbers): %s", listed)
 
 
 def write_promise(
@@ -205,12 +202,12 @@ class _HoldingInterrupts:
     """
 
     inner: Executor
-    interrupts: Interrupts
+    hold: Callable[[], None]
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return what the executor returns."""
+        """Return the sum of the inner executor."""
         total = self.inner.clipped_sum(parameters, cohort, clip, round)
-        self.interrupts.hold()
+        self.hold()
         return total
 
 
@@ -219,7 +216,7 @@ class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk.
 
     Attributes:
-        ended_before: it diverged, and was killed before all was charged and said.
+        diverged: why the run ended, if it diverged and was killed before its report was written.
     """
 
     config: Config
@@ -228,46 +225,50 @@ class _Session:
     plan: RoundPlan
     trackers: Sequence[TrackerFactory]
     account: SharedAccount | None
-    ended_before: bool
+    diverged: str | None
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
+    interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
     final: Evaluation | None = field(init=False, default=None)
     scores: PrivateScores | None = field(init=False, default=None)
+    stepping: bool = field(init=False, default=False)  # between a clipped sum and its line
     warned: bool = field(init=False, default=False)  # of updates that are not finite
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
-        self.folder.begin(self.config, self.materials.sources, self.materials.seed)
-        if note := version_note(self.folder.identity):
+        folder, materials, repeats = self.folder, self.materials, self.plan.draws.repeat
+        folder.begin(self.config, materials.sources, materials.seed)
+        if note := version_note(folder.identity):
             log.info("%s", note)
-        released = self.folder.read_ledger().items
-        if self.account is not None and released and not self.account.path.exists():
+        charged = folder.read_ledger()
+        if self.account is not None and charged.items and not self.account.path.exists():
             raise ConfigError(
                 f"privacy.shared.ledger = {str(self.account.path)!r}: is not there, and this run "
                 "was charged in it; resume it from the folder that it was begun in"
             )
-        taken_up = self.folder.take_up(secure=not self.plan.draws.repeat)
-        self.state = taken_up or self._start()
-        if (reason := self.folder.diverged()) is not None:  # killed before it was said
-            if taken_up is None:  # then all lines went with the rounds that no checkpoint holds
-                self.folder.append_metrics(self._first_line().model_dump_json(exclude_none=True))
-            raise DivergedError(reason)
-        config = self.config
-        with tracking(self.trackers, self.folder.path, config, self._terms) as self.tell:
-            if taken_up is None:
+        resumed = folder.take_up(repeats=repeats)
+        # A kill before the first checkpoint loses rounds, never charges.
+        start = ServerState(0, materials.model.initial_parameters())
+        self.state = resumed or (start if repeats else replace(start, ledger=charged))
+        if self.diverged is not None:
+            self.state = replace(self.state, ledger=charged)
+            if resumed is None:
+                folder.append_metrics(self._first_line().model_dump_json(exclude_none=True))
+            raise DivergedError(self.diverged)
+        with tracking(self.trackers, folder.path, self.config, self._terms) as self.tell:
+            if resumed is None:
                 self._write(self._first_line())
                 self._warn_of_ledger()
             self._train(grid, device)
 
     def _warn_of_ledger(self) -> None:
-        """Say before the first round if the shared ledger does not pay for all of them."""
-        plan, rounds = self.plan, self.config.strategy.rounds
+        """Log before the first round if the shared ledger does not pay for all of them."""
         if self.account is None:
             return
-        paid = self.account.affordable(
-            plan.cost, rounds, plan.draws.release_id, self._ahead(self.state)
-        )
+        plan, rounds = self.plan, self.config.strategy.rounds
+        ahead = self._ahead(self.state)
+        paid = self.account.affordable(plan.cost, rounds, plan.draws.release_id, ahead)
         if paid < rounds:
             log.warning(
                 "privacy.shared.ledger = %r: pays for %d of the %d rounds of this run, which ends "
@@ -279,36 +280,40 @@ class _Session:
             )
 
     def _train(self, grid: Grid, device: str) -> None:
-        config = self.config
-        executor = build_executor(config, self.materials, self.plan, grid, device)
+        rounds = self.config.strategy.rounds
         progress = RoundProgress(
-            config.strategy.name,
-            config.strategy.rounds,
+            self.config.strategy.name,
+            rounds,
             self.state.round,
             any_held_out=len(self.materials.split.held_out_examples) > 0,
         )
-        with Interrupts("this round") as interrupts, progress as bar:
+        executor = build_executor(self.config, self.materials, self.plan, grid, device)
+        with self.interrupts, progress as bar:
 
             def on_round(state: ServerState, record: RoundRecord) -> None:
                 bar.advance(self._on_round(state, record))
-                interrupts.release()
+                self.interrupts.release()
 
             train(
                 self.state,
                 self.plan,
-                _HoldingInterrupts(executor, interrupts),
-                config.strategy.rounds,
+                _HoldingInterrupts(executor, self._hold),
+                rounds,
                 on_round=on_round,
                 budget=self._budget(),
                 before_round=self._charge_shared,
                 score=self._score,
             )
 
+    def _hold(self) -> None:
+        self.interrupts.hold()
+        self.stepping = True
+
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
-            plan = self.plan
-            self.account.charge(state.round, plan.cost, plan.draws.release_id, self._ahead(state))
+            release = self.plan.draws.release_id
+            self.account.charge(state.round, self.plan.cost, release, self._ahead(state))
 
     def _ahead(self, state: ServerState) -> Composition:
         """Return the rounds and private scores that are still planned, with their costs."""
@@ -316,9 +321,9 @@ class _Session:
         return [(self.plan.cost, rounds), *self.plan.scores_after(state.round)]
 
     def _score(self, state: ServerState) -> ServerState:
-        """Release the private scores that are due, after they are charged; return what is next."""
-        plan, asked = self.plan, self.config.training.private_evaluation
-        if asked is None or state.round not in plan.score_rounds:
+        """Release the private scores that are due, once charged, and return the next state."""
+        plan, config = self.plan, self.config.training.private_evaluation
+        if config is None or state.round not in plan.score_rounds:
             return state
         charged = plan.charged_score(state.ledger, state.round)
         if self.account is not None and charged is not state.ledger:
@@ -329,120 +334,16 @@ class _Session:
             state.parameters,
             self.materials.store,
             self.materials.split.held_out_examples,
-            loss_bound=asked.loss_bound,
+            loss_bound=config.loss_bound,
             noise_multiplier=plan.score_noise_multiplier,
             key=plan.draws.noise(state.round, "scores"),
         )
         return replace(state, ledger=charged)
 
-    @property
-    def _terms(self) -> str:
-        """What an ε of this run is said with; "" without a guarantee."""
-        return epsilon_terms(self.plan, self.config)
-
-    @property
-    def private(self) -> bool:
-        """Whether there is a guarantee to account for."""
-        return self.plan.noise_multiplier > 0.0
-
-    def _budget(self) -> Budget | None:
-        privacy = self.config.privacy
-        if not self.private or privacy.epsilon is None or privacy.delta is None:
-            return None
-        return Budget(privacy.epsilon, privacy.delta, self.plan.accountant, self.plan.relation)
-
-    def _charge_halt(self) -> None:
-        """Charge all planned rounds: when a run halts or diverges is seen and depends on the text.
-
-        What is proved is the price of the mechanism with its whole number of rounds. The price of
-        those that came before the halt would be one chosen after looking.
-        """
-        plan = self.plan
-        state = replace(self.state, ledger=Ledger()) if self.ended_before else self.state
-        with suppress(BudgetSpentError):  # then nothing is left that could be charged
-            for round in range(state.round, self.config.strategy.rounds):
-                self._charge_shared(replace(state, round=round))
-            if self.account is not None and plan.search is None:
-                for at in (at for at in plan.score_rounds if at > state.round):
-                    self.account.charge(at, plan.score_cost, plan.draws.score_release_id)
-
-    def _charge_planned(self) -> int:
-        """Charge all planned rounds in the state, and return the round that they end with.
-
-        Its own budget may come before the last.
-        """
-        rounds, budget = self.config.strategy.rounds, self._budget()
-        if budget is not None and self.plan.cost.run_rounds is None:
-            rounds = rounds_paid_for(budget, self.state, self.plan, rounds)
-        self.state = replace(self.state, ledger=planned(self.state, self.plan, rounds))
-        return rounds
-
-    def keep(self) -> None:
-        """Save the state that the run ended in: taken up, it makes no round again.
-
-        Not where it is in the middle of a step, or of being written down.
-        """
-        state: ServerState | None = getattr(self, "state", None)  # none before it has begun
-        if state is None or not state.round or is_used_up(state.optimizer_state):
-            return
-        lines = self.folder.read_metrics()
-        if lines and lines[-1]["round"] == state.round:
-            self._save(state)
-
-    def _save(self, state: ServerState) -> None:
-        self._elapsed(save=True)
-        save_checkpoint(self.folder.checkpoints, state, self.config.training.keep_checkpoints)
-
-    def finish(self, ended: HaltedError | DivergedError | BudgetSpentError | None = None) -> None:
-        """Write the model, unless the last round already did, or it diverged, and the reports.
-
-        Where a shared budget ended the run, what is said counts all planned rounds, as for a halt:
-        what others spent of it may have been decided after looking at this run. The ledgers keep
-        what was released.
-        """
-        halted, diverged = isinstance(ended, HaltedError), isinstance(ended, DivergedError)
-        cut_short, until = isinstance(ended, SharedBudgetSpentError), None
-        if halted or diverged:
-            self._charge_halt()
-        if halted or diverged or cut_short:
-            until = self._charge_planned()
-        if halted or diverged:
-            self.folder.write_ledger(self.state.ledger)
-        if diverged:
-            self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
-        final = self.final or self._evaluate_saved(self.state)
-        report = summarise(
-            self.config,
-            self.materials,
-            self.plan,
-            self.state,
-            [RoundMetrics.model_validate(line) for line in self.folder.read_metrics()],
-            final=final,
-            title=self.folder.path.resolve().name,
-            seconds=self._elapsed(),
-            diverged=str(ended) if diverged else None,
-            halted=str(ended) if halted else None,
-            cut_short=cut_short,
-            charged_until=until,
-        )
-        if self.plan.search is None:  # of the runs of a search the winner alone is paid for
-            write_promise(self.folder, self.config, self.plan, self.state, report)
-        write_reports(self.folder.path, report)
-
-    def _start(self) -> ServerState:
-        # A kill before the first checkpoint loses rounds, never charges: see RunFolder.take_up.
-        charged = None if self.plan.draws.repeat else self.folder.read_ledger()
-        state = ServerState(0, self.materials.model.initial_parameters())
-        return replace(state, ledger=charged) if charged else state
-
-    def _first_line(self) -> RoundMetrics:
-        held_out = self._held_out(self.state)
-        return RoundMetrics(round=0, epsilon=0.0 if self.private else None, held_out=held_out)
-
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
         self.state = state
         self.folder.write_ledger(state.ledger)  # first: nothing of the round is on disk before it
-        due = self._due(state.round)
+        due = state.round % self.config.training.evaluate_every == 0 or self._is_last(state)
         epsilon = self._epsilon(state) if due else None
         line = RoundMetrics.model_validate(
             {
@@ -465,22 +366,30 @@ class _Session:
                 record.num_non_finite,
                 record.num_units,
             )
-        if state.round % self.config.training.checkpoint_every == 0 or self._last(state.round):
+        if state.round % self.config.training.checkpoint_every == 0 or self._is_last(state):
             self._save(state)
         return line
 
-    def _due(self, round: int) -> bool:
-        return round % self.config.training.evaluate_every == 0 or self._last(round)
+    def _is_last(self, state: ServerState) -> bool:
+        return state.round == self.config.strategy.rounds
 
-    def _last(self, round: int) -> bool:
-        return round == self.config.strategy.rounds
+    def _first_line(self) -> RoundMetrics:
+        epsilon = 0.0 if self.plan.noise_multiplier > 0.0 else None
+        return RoundMetrics(round=0, epsilon=epsilon, held_out=self._held_out(self.state))
+
+    def _write(self, line: RoundMetrics) -> None:
+        self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+        self.stepping = False
+        self.tell(line)
+        if self.plan.search is None:  # in a search it would be a choice that no ε pays for
+            check_held_out(line, self.materials)
 
     def _held_out(self, state: ServerState) -> HeldOut:
         """Evaluate; the last state is saved first and scored as read back from `model/`.
 
         So the reported final utility is that of the files that people will load.
         """
-        if self._last(state.round):
+        if self._is_last(state):
             return as_held_out(self._evaluate_saved(state))
         model, split = self.materials.model, self.materials.split
         return as_held_out(
@@ -491,7 +400,7 @@ class _Session:
         if self.config.model.merged:
             save_model(self.materials.model, state.parameters, self.folder.model)
         save_adapter(self.materials.model, state.parameters, self.folder.adapter)
-        give_back_freed_memory()  # the rounds', which are over: another network is opened
+        give_back_freed_memory()  # of the rounds, which are over: another network is opened
         try:
             saved = load_model(
                 self.folder.served(self.config),
@@ -500,7 +409,7 @@ class _Session:
             )
         except ConfigError as error:
             raise SavedModelError(
-                f"what the run saved cannot be opened (the `save` of a plug-in must write what its "
+                f"the saved model cannot be opened (the `save` of a plug-in must write what its "
                 f"loader reads, and a config.json that names it): {error}"
             ) from error
         store, split = self.materials.store, self.materials.split
@@ -509,31 +418,105 @@ class _Session:
         self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
         return self.final
 
-    def _write(self, line: RoundMetrics) -> None:
-        self.folder.append_metrics(line.model_dump_json(exclude_none=True))
-        self.tell(line)
-        if self.plan.search is None:  # in a search it would be a choice that nothing pays for
-            check_held_out(line, self.materials)
+    def keep(self) -> None:
+        """Save the state that the run ended in: taken up, it makes no round again.
+
+        Not in the middle of a step, or of writing a round down.
+        """
+        state: ServerState | None = getattr(self, "state", None)  # none before it has begun
+        if state is not None and state.round and not self.stepping:
+            self._save(state)
+
+    def _save(self, state: ServerState) -> None:
+        self.folder.write_seconds(self._seconds())
+        self.started = time.monotonic()
+        save_checkpoint(self.folder.checkpoints, state, self.config.training.keep_checkpoints)
+
+    def _seconds(self) -> float:
+        return self.folder.read_seconds() + time.monotonic() - self.started
+
+    def finish(self, ended: HaltedError | DivergedError | BudgetSpentError | None = None) -> None:
+        """Write the model, unless the last round already did, or it diverged, and the reports.
+
+        A halt, a divergence and the end of a shared budget tell by their round something that no
+        noise covers, or that others decided after looking at this run. Then ε is of all planned
+        rounds; after a halt or a divergence the ledgers hold them too.
+        """
+        until: int | None = None
+        if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
+            until = self._charge_planned(write=not isinstance(ended, SharedBudgetSpentError))
+        diverged = str(ended) if isinstance(ended, DivergedError) else None
+        if diverged is not None:
+            mark_diverged(self.folder.identity, diverged)
+            self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
+        final = self.final or self._evaluate_saved(self.state)
+        report = summarise(
+            self.config,
+            self.materials,
+            self.plan,
+            self.state,
+            [RoundMetrics.model_validate(line) for line in self.folder.read_metrics()],
+            final=final,
+            title=self.folder.path.resolve().name,
+            seconds=self._seconds(),
+            diverged=diverged,
+            halted=str(ended) if isinstance(ended, HaltedError) else None,
+            cut_short=isinstance(ended, SharedBudgetSpentError),
+            charged_until=until,
+        )
+        if self.plan.search is None:  # of the runs of a search the winner alone is paid for
+            write_promise(self.folder, self.config, self.plan, self.state, report)
+        write_reports(self.folder.path, report)
+
+    def _charge_planned(self, *, write: bool) -> int:
+        """Charge all planned rounds and scores, and return the round that they end with.
+
+        Its own budget may end before the last. In the ledgers only if `write`, and once.
+        """
+        rounds, budget, plan, state = (
+            self.config.strategy.rounds,
+            self._budget(),
+            self.plan,
+            self.state,
+        )
+        if self.diverged is not None:  # all is charged already
+            return rounds
+        if budget is not None and plan.cost.run_rounds is None:
+            rounds = rounds_paid_for(budget, state, plan, rounds)
+        self.state = replace(state, ledger=planned(state, plan, rounds))
+        if not write:
+            return rounds
+        with suppress(BudgetSpentError):  # then nothing is left that could be charged
+            for round in range(state.round, rounds):
+                self._charge_shared(replace(state, round=round))
+            if self.account is not None and plan.search is None:
+                for at in (at for at in plan.score_rounds if at > state.round):
+                    self.account.charge(at, plan.score_cost, plan.draws.score_release_id)
+        self.folder.write_ledger(self.state.ledger)
+        return rounds
+
+    @property
+    def _terms(self) -> str:
+        """The terms that an ε of this run is said with; "" without a guarantee."""
+        return epsilon_terms(self.plan, self.config)
+
+    def _budget(self) -> Budget | None:
+        privacy, plan = self.config.privacy, self.plan
+        if plan.noise_multiplier == 0.0 or privacy.epsilon is None or privacy.delta is None:
+            return None
+        return Budget(privacy.epsilon, privacy.delta, plan.accountant, plan.relation)
 
     def _epsilon(self, state: ServerState) -> float | None:
-        """Return ε of what is charged so far; where a run is priced as a whole, of all of it."""
-        delta = self.config.privacy.delta
-        if not self.private or delta is None:
+        """Return ε of all charges so far; of the whole run, if the run has one price."""
+        delta, plan = self.config.privacy.delta, self.plan
+        if plan.noise_multiplier == 0.0 or delta is None:
             return None
-        if self.plan.cost.run_rounds is None:
-            return state.ledger.epsilon(delta, self.plan.accountant, self.plan.relation)
-        return self._epsilon_of_all
+        if plan.cost.run_rounds is not None:
+            return self._epsilon_of_all
+        return state.ledger.epsilon(delta, plan.accountant, plan.relation)
 
     @cached_property
-    def _epsilon_of_all(self) -> float | None:
-        delta, plan = self.config.privacy.delta, self.plan
+    def _epsilon_of_all(self) -> float:
+        delta, plan = self.config.privacy.delta or 0.0, self.plan
         whole = planned(self.state, plan, self.config.strategy.rounds)
-        return None if delta is None else whole.epsilon(delta, plan.accountant, plan.relation)
-
-    def _elapsed(self, save: bool = False) -> float:
-        before = self.folder.read_seconds()
-        seconds = before + time.monotonic() - self.started
-        if save:
-            self.folder.write_seconds(seconds)
-            self.started = time.monotonic()
-        return seconds
+        return whole.epsilon(delta, plan.accountant, plan.relation)

@@ -1,4 +1,4 @@
-"""Rounds within the budget, and a stop where training diverges."""
+"""Rounds within a budget, and a stop where training diverges."""
 
 from __future__ import annotations
 
@@ -22,49 +22,10 @@ from fedsim.state import RoundRecord, ServerState
 from fedsim.tensors import all_finite
 
 NOT_PAID_FOR = (
-    "That a run diverged shows in its parameters, which are released, or in its held-out loss: "
+    "A run shows that it diverged in its parameters, which are released, or in its held-out loss: "
     "then private text decided, without noise, that there is no model, and no ε pays for that."
 )
-_WHAT_WOULD_DO = "try a smaller server.learning_rate, or another starting model"
-
-
-def check_parameters(state: ServerState) -> None:
-    """Raise `DivergedError` if a parameter is NaN or infinite after a round."""
-    if not all_finite(state.parameters):
-        broken = [name for name, value in state.parameters.items() if not value.isfinite().all()]
-        raise DivergedError(
-            f"round {state.round}: {len(broken)} of {len(state.parameters)} parameters are not "
-            f"finite, {broken[0]} among them; {_WHAT_WOULD_DO}"
-        )
-
-
-def check_held_out(line: RoundMetrics, materials: Materials) -> None:
-    """Raise `DivergedError` if there is held-out text and its loss is NaN or infinite.
-
-    That is another look at private text, as every score on it: the report says `NOT_PAID_FOR`.
-    """
-    if line.held_out is None or not len(materials.split.held_out_examples):
-        return
-    if not math.isfinite(line.held_out.loss):
-        raise DivergedError(
-            f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
-            f"text: no ε pays for ending here); {_WHAT_WOULD_DO}"
-        )
-
-
-def without_scores(materials: Materials, *folders: Path) -> Evaluation:
-    """Return the final utility of a diverged run, which is none, and drop `model/` and `adapter/`.
-
-    A half-way model there would be taken for the run's outcome; `checkpoints/` has the last
-    finite ones.
-    """
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-    examples = materials.split.held_out_examples
-    predicted = (materials.store.lengths(examples) - 1).clip(min=0)
-    users = len(set(owners(materials.store, examples)[predicted > 0].tolist()))
-    return replace(NO_SCORES, tokens=int(predicted.sum()), users=users)
-
+_CURE = "try a smaller server.learning_rate, or another starting model"
 
 OnRound = Callable[[ServerState, RoundRecord], None]
 
@@ -84,54 +45,96 @@ def train(
 
     Args:
         state: where to go on from; at round 0 for a new run.
-        plan: what each round does.
-        executor: who computes.
+        plan: of each round.
+        executor: computes the clipped sums.
         rounds: the total, those already done included.
-        on_round: sees every state and its record; what it raises ends the training. The next round
-            uses up the state's `optimizer_state`; a checkpoint keeps it.
-        budget: what all releases of the ledger together may cost; None for no limit.
-        before_round: sees the state before each round; what it raises ends the training.
+        on_round: sees every state and its record; an exception from it ends the training. The next
+            round uses up the state's `optimizer_state`; a checkpoint keeps it.
+        budget: the most that all releases of the ledger together may cost; None for no limit.
+        before_round: sees the state before each round; an exception from it ends the training.
         score: releases the private scores that are due after a round, and charges them.
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
         DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
-    given = True  # the state is the caller's; of those that follow, one is in memory at a time
+    keep = True  # the first state is the caller's; of later ones, one is in memory at a time
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:
-            charged = state.ledger.num_releases
-            again = dict(state.ledger.costs).get(plan.cost, 0) - state.round
-            lost = (
-                f" of {rounds}: {again} that no checkpoint held when the run was cut off were "
-                "made and charged again (a smaller training.checkpoint_every loses fewer); the "
-                "promise holds for the model so far"
-            )
-            raise BudgetSpentError(
-                f"round {state.round}: {charged} releases are charged, and the budget does not pay "
-                f"for another round{lost if again > 0 else '; no further one is run'}"
-            )
+            raise BudgetSpentError(_spent(state, plan, rounds))
         before_round(state)
-        state, record = run_round(state, plan, executor, keep=given)
-        given = False
+        state, record = run_round(state, plan, executor, keep=keep)
+        keep = False
         check_parameters(state)
         state = score(state)
         on_round(state, record)
     return state
 
 
+def _spent(state: ServerState, plan: RoundPlan, rounds: int) -> str:
+    words = (
+        f"round {state.round}: {state.ledger.num_releases} releases are charged, and the budget "
+        f"does not pay for another round of {rounds}"
+    )
+    num_repeated = dict(state.ledger.costs).get(plan.cost, 0) - state.round
+    if num_repeated <= 0:
+        return words
+    return (
+        f"{words}: {num_repeated} that no checkpoint held when the run was cut off were made and "
+        "charged again (a smaller training.checkpoint_every loses fewer); the promise holds for "
+        "the model so far"
+    )
+
+
+def check_parameters(state: ServerState) -> None:
+    """Raise `DivergedError` if a parameter is NaN or infinite after a round."""
+    if not all_finite(state.parameters):
+        broken = [name for name, value in state.parameters.items() if not value.isfinite().all()]
+        raise DivergedError(
+            f"round {state.round}: {len(broken)} of {len(state.parameters)} parameters are not "
+            f"finite, {broken[0]} among them; {_CURE}"
+        )
+
+
+def check_held_out(line: RoundMetrics, materials: Materials) -> None:
+    """Raise `DivergedError` if there is held-out text and its loss is NaN or infinite.
+
+    That is another look at private text, as every score on it: the report says `NOT_PAID_FOR`.
+    """
+    if line.held_out is None or not len(materials.split.held_out_examples):
+        return
+    if not math.isfinite(line.held_out.loss):
+        raise DivergedError(
+            f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
+            f"text: no ε pays for ending here); {_CURE}"
+        )
+
+
+def without_scores(materials: Materials, *folders: Path) -> Evaluation:
+    """Return the final utility of a diverged run, which is none, and drop `model/` and `adapter/`.
+
+    A half-way model there would be taken for the run's outcome; `checkpoints/` has the last
+    finite ones.
+    """
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    examples = materials.split.held_out_examples
+    predicted = (materials.store.lengths(examples) - 1).clip(min=0)
+    users = len(set(owners(materials.store, examples)[predicted > 0].tolist()))
+    return replace(NO_SCORES, tokens=int(predicted.sum()), users=users)
+
+
 def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:
     """Return the state's ledger with all rounds and private scores to come charged as well."""
-    ledger = with_scores(state, plan)
+    ledger = _with_scores(state, plan)
     for round in range(state.round, rounds):
         ledger = ledger.charge(round, plan.cost, plan.draws.release_id)
     return ledger
 
 
-def with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
-    """Return the state's ledger with the private scores to come charged as well."""
+def _with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
     ledger = state.ledger
     for round in plan.score_rounds:
         ledger = plan.charged_score(ledger, round) if round > state.round else ledger
@@ -140,8 +143,8 @@ def with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
 
 def rounds_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
     """Return the round before which the budget ends; the private scores to come are set aside."""
-    if plan.cost.run_rounds is not None:  # all or none: what is charged already is paid for
+    if plan.cost.run_rounds is not None:  # all or none: charged rounds are paid for
         whole = planned(state, plan, rounds)
         return rounds if budget.spent(whole) <= budget.epsilon else 0
-    ledger = with_scores(state, plan)
+    ledger = _with_scores(state, plan)
     return state.round + budget.affordable(ledger, plan.cost, rounds - state.round)

@@ -80,7 +80,7 @@ def test_a_diverged_run_never_goes_on(
     monkeypatch.setattr("fedsim.runner.session.check_held_out", check_held_out)
     before = (out / "ledger.json").read_bytes()
     if shares:
-        assert not RunFolder(out).read_ledger().beyond(read_shared(ledger).ledger)
+        assert read_shared(ledger).ledger.num_releases >= RunFolder(out).read_ledger().num_releases
     if not said:
         (out / "report.json").unlink()
     if shares and not said:
@@ -115,8 +115,8 @@ def test_one_that_diverged_before_its_first_checkpoint_says_so_again(
         done = fedsim("run", config, "--out", out, "--resume")
         assert done.returncode == 1
         assert "Diverged: round 1: " in done.stderr
-        assert RunFolder(out).read_ledger().num_releases == 12
-        assert read_shared(ledger).ledger.num_releases == 13  # with the round that diverged
+        assert RunFolder(out).read_ledger().num_releases == 6
+        assert read_shared(ledger).ledger.num_releases == 7  # with the round that diverged
     assert [line.round for line in load_metrics(out)] == [0]
     assert load_report(out).utility.initial == whole.utility.initial
 

@@ -36,7 +36,7 @@ from fedsim.errors import ConfigError
 from fedsim.execution import Engine, Unit
 from fedsim.language_model import check_causal, spread, unused_parameters
 from fedsim.materials import load_model
-from fedsim.runner.session import _say_unused as say_unused
+from fedsim.runner.session import warn_unused_parameters as say_unused
 from fedsim.tensors import l2_norm
 from tests.contracts import layer_samples
 from tests.contracts.layer_samples import NETWORKS, VOCABULARY, GivenUnits, network

@@ -175,39 +175,6 @@ def test_ctrl_c_before_a_round_is_written_down_saves_no_checkpoint_of_it(
     assert Ended.of(path).rounds == 9
 
 
-@pytest.mark.parametrize("damage", ["first", "middle", "gone", "binary", "nonsense", "twice"])
-def test_metrics_that_no_kill_leaves_end_the_run_before_it_spends_anything(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    config, path = config_of(speeches, **with_own_epsilon(12)), tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(SystemError):
-        killed_after(7, patch, SystemError)
-        fedsim.run(config, path)
-    metrics = path / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines()
-    changed = {
-        "first": ["\0" + lines[0][1:], *lines[1:]],
-        "middle": [*lines[:3], "x", *lines[4:]],
-        "nonsense": [*lines[:3], json.dumps({"round": 3, "units": "x"}), *lines[4:]],
-        "twice": [*lines[:3], lines[2], *lines[3:]],
-    }
-    if damage == "gone":
-        metrics.unlink()
-    elif damage == "binary":
-        metrics.write_bytes(b"\xff\xfe")
-    else:
-        metrics.write_text("\n".join(changed[damage]) + "\n", encoding="utf-8")
-    before = (path / "ledger.json").read_bytes(), metrics.exists() and metrics.read_bytes()
-    with pytest.raises(
-        ConfigError, match=r"metrics\.jsonl does not have the rounds 0 to 6 .* copy"
-    ):
-        fedsim.run(config, path, resume=True)
-    assert before == (
-        (path / "ledger.json").read_bytes(),
-        metrics.exists() and metrics.read_bytes(),
-    )
-
-
 def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
     shared["epsilon"] = budget_for(4)

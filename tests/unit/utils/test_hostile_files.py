@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
-import math
-import struct
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim.config import load_config, parse_config
 from fedsim.errors import ConfigError
-from fedsim.evaluation.score_cache import ScoreCache
-from fedsim.materials import Materials
-from fedsim.runner import checkpoint as sealing
-from fedsim.runner.checkpoint import load_checkpoint, save_checkpoint
-from fedsim.runner.folder import RunFolder
-from fedsim.state import ServerState
 from fedsim.sweep.cells import parse_variation
 from fedsim.utils.cache import _SOURCES, remembered
 from fedsim.utils.files import cache_dir
@@ -87,55 +74,6 @@ def test_a_number_beyond_all_arithmetic_is_refused(
         load_config(tmp_path / "run.toml", [f"{key}={value}"])
 
 
-@pytest.mark.parametrize("content", [b"\xff", DEEP.encode(), b"9" * 5000, b"null"])
-def test_a_ledger_and_seconds_that_are_none(tmp_path: Path, content: bytes) -> None:
-    folder = RunFolder(tmp_path)
-    folder.ledger.write_bytes(content)
-    (tmp_path / "seconds.json").write_bytes(content)
-    with pytest.raises(ConfigError, match="ledger"):
-        folder.read_ledger()
-    with pytest.raises(ConfigError, match=r"seconds\.json"):
-        folder.read_seconds()
-
-
-@pytest.mark.parametrize("seconds", ["-1", "NaN", "Infinity", "true", '"3"', "1e400"])
-def test_seconds_that_no_clock_shows(tmp_path: Path, seconds: str) -> None:
-    (tmp_path / "seconds.json").write_text(seconds, encoding="utf-8")
-    with pytest.raises(ConfigError, match="delete it"):
-        RunFolder(tmp_path).read_seconds()
-
-
-@pytest.mark.parametrize("line", ["7", "[]", "{}", '{"round": "1"}', '{"round": -1}', "null"])
-def test_a_line_of_metrics_that_says_nothing_of_a_round(tmp_path: Path, line: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.metrics.write_text(f'{{"round": 0}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="line 2: expected an object with a round"):
-        folder.read_metrics()
-
-
-@pytest.mark.parametrize("round", [True, -1, 2.5, "3", float("inf"), float("nan"), 10**30])
-def test_a_checkpoint_of_a_round_that_is_none(tmp_path: Path, round: Any) -> None:  # noqa: ANN401
-    path = save_checkpoint(tmp_path, ServerState(3, {"a": torch.zeros(2)}), keep=1)
-    content = path.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    head = json.loads(content[8 : 8 + size])
-    ours = json.loads(head["__metadata__"]["fedsim"])
-    changed = {**ours, "round": round, "sha256": sealing.PLACEHOLDER}
-    head["__metadata__"]["fedsim"] = json.dumps(changed)
-    text = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
-    sealing.seal(path)
-    with pytest.raises(ConfigError, match="not a fedsim checkpoint"):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, None])
-def test_a_checkpoint_of_other_parameters(tmp_path: Path, dtype: torch.dtype | None) -> None:
-    parameters = {} if dtype is None else {"a": torch.zeros(2, dtype=dtype)}
-    with pytest.raises(ConfigError, match="parameters are missing, or not float32"):
-        load_checkpoint(save_checkpoint(tmp_path, ServerState(3, parameters), keep=1))
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -188,34 +126,3 @@ def test_all_that_a_price_is_computed_by_is_among_the_sources() -> None:
         "utils/json_text.py",
         "utils/section.py",
     }
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["float32", "bfloat16", "square", "scalar", "negative", "more", "cut", "far", "some", "NaN"],
-)
-def test_damaged_scores_are_computed_again(materials: Materials, tmp_path: Path, kind: str) -> None:
-    cache, examples = ScoreCache(materials.store, tmp_path), np.arange(5)
-    start = materials.model.initial_parameters()
-    true = cache.scores(materials.model, start, examples)
-    (path,) = tmp_path.iterdir()
-    kept = load_file(path)
-    passes = {"far": torch.tensor(99), "some": torch.tensor([1, 1]), "NaN": torch.tensor(math.nan)}
-    odd = {
-        "square": kept["nats"][:, None].clone(),
-        "scalar": torch.tensor(1.0),
-        "negative": -1.0 - kept["nats"],
-        "cut": kept["nats"],
-    }
-    if kind in passes:
-        kept |= {"passes": passes[kind], "nats": kept["nats"] + 1.0}
-    elif kind == "more":
-        kept["correct"] = kept["tokens"] + 1
-    else:
-        kept["nats"] = odd[kind] if kind in odd else kept["nats"].to(getattr(torch, kind))
-    save_file(kept, path)
-    if kind == "cut":
-        path.write_bytes(path.read_bytes()[:-3])
-    again = cache.scores(materials.model, start, examples)
-    assert np.array_equal(again.nats, true.nats)
-    assert np.array_equal(again.correct, true.correct)

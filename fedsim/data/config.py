@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from functools import lru_cache
-from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.preparation.prepare import AnyStep, check_owners
 from fedsim.data.store.manifest import LossOn
-from fedsim.errors import nearest
+from fedsim.errors import about, nearest
 from fedsim.utils.section import MOST, Fraction, Section
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -173,10 +172,10 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_kind_of_text(self) -> DataConfig:
-        columns = {"prompt_column": self.prompt_column, "completion_column": self.completion_column}
-        for key, other in permutations(columns):
-            if columns[key] is not None and columns[other] is None:
-                raise ValueError(f"{key} = {columns[key]!r}: without a {other}; give both")
+        pair = ["prompt_column", "completion_column"]
+        pair.sort(key=lambda key: getattr(self, key) is None)
+        if (self.prompt_column is None) != (self.completion_column is None):
+            raise ValueError(f"{pair[0]} = {getattr(self, pair[0])!r}: without a {pair[1]}")
         default = DataConfig.model_fields["text_column"].default
         given = [key for key in _TEXT_COLUMNS if getattr(self, key) not in (None, default)]
         if len(given) > 1:
@@ -189,13 +188,13 @@ class DataConfig(Section):
                 f'sequence_length = {self.sequence_length}: cutting = "join" needs at least 3, '
                 "so that every example has a token to predict"
             )
-        if self.text_kind == "text":
-            if self.chat_template is not None:
-                raise ValueError(
-                    f"chat_template = {self.chat_template!r}: only messages go through a template; "
-                    "give messages_column, or prompt_column and completion_column"
-                )
-        elif changing := [step.step for step in self.preparation if step.changes_text]:
+        if self.text_kind == "text" and self.chat_template is not None:
+            raise ValueError(
+                f"chat_template = {self.chat_template!r}: only messages go through a template; "
+                "give messages_column, or prompt_column and completion_column"
+            )
+        changing = [step.step for step in self.preparation if step.changes_text]
+        if self.text_kind != "text" and changing:
             raise ValueError(
                 f"preparation: {', '.join(changing)}: changes texts, which conversations are not; "
                 "leave it out"
@@ -208,20 +207,16 @@ class DataConfig(Section):
             raise ValueError(
                 f"owners_separator = {self.owners_separator!r}: without an owners_column"
             )
-        if not self.co_owned:
-            return self
-        key = "owners_column" if self.owners_column is not None else "preparation"
-        try:
-            check_owners(self.preparation)
-        except ValueError as error:
-            raise ValueError(f"preparation: {error}") from None
-        if self.cutting == "join":
-            raise ValueError(
-                f'{key}: cutting = "join" would make one example of texts with different owners; '
-                'take "split" or "truncate"'
-            )
-        if self.canaries is not None:
-            raise ValueError(f"{key}: canaries are planted users, who own texts alone; remove them")
+        if self.co_owned:
+            with about("preparation: "):
+                check_owners(self.preparation)
+            if self.cutting == "join":
+                raise ValueError(
+                    'cutting = "join": would make one example of texts with different owners; '
+                    'take "split" or "truncate"'
+                )
+            if self.canaries is not None:
+                raise ValueError("canaries: planted users own texts alone; remove them")
         return self
 
     @property

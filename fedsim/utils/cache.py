@@ -35,8 +35,8 @@ def remembered(
         compute: what to do when nothing is known; its errors are not remembered.
         sound: whether a number that was read back can be one: damage must not become noise 0.
 
-    A file that is missing, damaged or of other inputs is computed again (a checksum shows where
-    one digit is another), and a cache that cannot be written is no reason to fail.
+    A file that is missing or unreadable is computed again, and a cache that cannot be written is no
+    reason to fail.
     """
     key = {
         **inputs,
@@ -44,21 +44,14 @@ def remembered(
         "versions": {name: version(name) for name in _PACKAGES},
     }
     path = cache_dir() / kind / f"{digest(key)}.json"
-    try:
-        content = read_json(path)
-        value: float = content["value"]
-        if content == _entry(key, value) and isinstance(value, float) and sound(value):
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        value: float = read_json(path)["value"]
+        if isinstance(value, float) and sound(value):
             return value
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
     value = compute()
     with suppress(OSError):
-        write_atomically(path, json.dumps(_entry(key, value), indent=1))
+        write_atomically(path, json.dumps({"inputs": key, "value": value}, indent=1))
     return value
-
-
-def _entry(key: Mapping[str, Any], value: float) -> dict[str, Any]:
-    return {"inputs": key, "value": value, "sha256": digest([key, value])}
 
 
 @lru_cache

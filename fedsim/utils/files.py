@@ -124,7 +124,7 @@ def cache_dir() -> Path:
 
 
 def write_atomically(path: Path, content: bytes | str, *, private: bool = False) -> None:
-    """Replace `path` by `content`; see `whole_file`. If it is `private`, for its owner alone."""
+    """Replace `path` by `content`; see `whole_file`. A `private` file is for its owner alone."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as temporary:
         temporary.touch(0o600 if private else 0o666)

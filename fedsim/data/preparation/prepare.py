@@ -197,31 +197,23 @@ def assumptions(
 def check_owners(steps: Sequence[Step]) -> None:
     """Raise `ValueError` where the order of steps would lose owners, or give one two names."""
     for place, step in enumerate(steps):
-        before = steps[:place]
         if isinstance(step, UserWords):
-            raise ValueError(
-                "user-words: cuts a text by what a user's other texts are, which can have other "
-                "owners; leave it out"
-            )
+            raise ValueError("user-words: cuts a text by a user's other texts; leave it out")
         if isinstance(step, UserName) and step.transform == "first-author":
             raise ValueError(
                 "user-name, first-author: leaves out other authors, who own the text too; give "
                 "data.owners_column a list of all"
             )
-        for earlier in before if isinstance(step, Receivers) else ():
-            if isinstance(earlier, ExpandReceivers):
-                raise ValueError(
-                    "expand-receivers before receivers: leaves one receiver of each copy; put "
-                    "receivers first"
-                )
+        for earlier in steps[:place]:
             by_address = isinstance(earlier, UserName) and earlier.transform == "email-address"
-            if isinstance(earlier, (MergeUsers, UserName)) and not by_address:
+            renames = isinstance(earlier, (MergeUsers, UserName))
+            loses = isinstance(earlier, ExpandReceivers) or (renames and not by_address)
+            if isinstance(step, Receivers) and loses:
                 raise ValueError(
-                    f"{earlier.step} before receivers: renames users and not the receivers, who "
-                    "are the same people; put receivers first"
+                    f"{earlier.step} before receivers: loses receivers, or renames users and not "
+                    "the receivers, who are the same people; put receivers first"
                 )
-        for earlier in before if isinstance(step, Participants) else ():
-            if not isinstance(earlier, (MergeUsers, UserName)):
+            if isinstance(step, Participants) and not renames:
                 raise ValueError(
                     f"{earlier.step} before participants: whoever's texts it drops would own "
                     "nothing of the thread; put participants first"

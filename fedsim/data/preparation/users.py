@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,7 +15,8 @@ from fedsim.data.preparation.step import Spool, Step
 from fedsim.data.preparation.urls import base_domain
 from fedsim.data.sources.names import user_name
 from fedsim.data.sources.records import Record
-from fedsim.errors import ConfigError
+from fedsim.errors import about
+from fedsim.utils.json_text import parse_json
 
 
 def _first_author(names: str) -> str:
@@ -91,53 +91,36 @@ class MergeUsers(Step):
             yield record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
     def _aliases(self) -> dict[str, str]:
-        path = Path(self.file).expanduser()
-        try:
-            read = _from_json(path) if path.suffix == ".json" else _from_csv(path)
-        except (OSError, ValueError, RecursionError, csv.Error) as error:
-            raise self._wrong(str(error)) from error
-        # Without the spaces around them, as names are read from a source.
-        pairs = [[name.strip() if isinstance(name, str) else "" for name in pair] for pair in read]
-        aliases: dict[str, str] = {}
-        # By its number: a message may end up in a log, where no user's name may stand.
-        for number, (alias, person) in enumerate(pairs, start=1):
-            if not alias or not person:
-                raise self._wrong(
-                    f"alias number {number}: no name, or no person's; wanted: two names"
-                )
-            if aliases.setdefault(alias, person) != person:
-                raise self._wrong(f"alias number {number}: an alias of another person before")
-        for number, (_, person) in enumerate(pairs, start=1):
-            # Otherwise the order of the file would decide which of two names is the person's.
-            if aliases.get(person, person) != person:
-                raise self._wrong(f"alias number {number}: its person is an alias of another")
-        return aliases
-
-    def _wrong(self, what: str) -> ConfigError:
-        return ConfigError(f"data.preparation: merge-users: file = {self.file!r}: {what}")
+        refused = (OSError, ValueError, csv.Error)
+        with about(f"data.preparation: merge-users: file = {self.file!r}: ", refused):
+            aliases: dict[str, str] = {}
+            # By its number: a message may end up in a log, where no user's name may stand.
+            for number, (alias, person) in enumerate(_pairs(Path(self.file).expanduser()), start=1):
+                if not alias or not person:
+                    raise ValueError(f"alias number {number}: wanted: two names")
+                if aliases.setdefault(alias, person) != person:
+                    raise ValueError(f"alias number {number}: an alias of another person before")
+            for number, person in enumerate(aliases.values(), start=1):
+                # Otherwise the order of the file would decide which of two names is the person's.
+                if aliases.get(person, person) != person:
+                    raise ValueError(f"alias number {number}: its person is an alias of another")
+            return aliases
 
 
-def _from_csv(path: Path) -> list[tuple[Any, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file, strict=True)
-        if rows.fieldnames is None or not {"alias", "person"} <= set(rows.fieldnames):
-            raise ValueError("wanted: a CSV with the columns alias and person, or a .json")
-        if len(set(rows.fieldnames)) < len(rows.fieldnames):  # of two, the last would be taken
-            raise ValueError("has two columns of one name; rename one")
-        found = []
-        for row in rows:
-            if None in row:  # a comma in a name without quotes around it
-                raise ValueError(f"line {rows.line_num}: has more cells than there are columns")
-            found.append((row["alias"], row["person"]))
-        return found
-
-
-def _from_json(path: Path) -> tuple[tuple[Any, Any], ...]:
-    # As pairs: of an alias that stands there twice both persons are seen, and none is named.
-    content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=tuple)
-    if not isinstance(content, tuple):
-        raise ValueError("wanted: a JSON object of alias to person")
-    return content
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    """Return alias and person, without the spaces around them, as names are read from a source."""
+    if path.suffix == ".json":
+        pairs = parse_json(path.read_bytes(), private=True)
+        if not isinstance(pairs, dict):
+            raise ValueError("wanted: a JSON object of alias to person")
+        pairs = pairs.items()
+    else:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            heads, *rows = [*filter(None, csv.reader(file, strict=True))] or [[]]
+        if sorted(heads) != ["alias", "person"] or any(len(row) != 2 for row in rows):
+            raise ValueError("wanted: a CSV with the two columns alias and person, or a .json")
+        pairs = [row if heads[0] == "alias" else row[::-1] for row in rows]
+    return [(str(alias or "").strip(), str(person or "").strip()) for alias, person in pairs]
 
 
 Positive = Annotated[int, Field(ge=1)]

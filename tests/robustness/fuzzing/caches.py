@@ -14,12 +14,10 @@ from safetensors.torch import save_file
 from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.materials import load_materials
 from fedsim.utils.cache import remembered
-from tests.robustness.fuzzing.mutations import Dice, changed_bytes, changed_tree, odd_value, pick
+from tests.robustness.fuzzing.mutations import Dice, changed_bytes, pick
 from tests.robustness.fuzzing.samples import (
     finished_run,
-    read_json,
     run_config,
-    write_json,
 )
 from tests.robustness.fuzzing.target import Target, believe
 
@@ -42,16 +40,7 @@ def _write_number(valid: Path, place: Path, dice: Dice) -> None:
     with _cache(place):
         remembered("numbers", _INPUTS, lambda: _TRUE, lambda value: value > 0.0)
     path = _only_file(place, "*.json")
-    if dice.random() < 0.6:
-        content = read_json(path)
-        if dice.random() < 0.5:
-            content["value"] = odd_value(dice)
-        else:
-            content["inputs"] = changed_tree(dice, content["inputs"])
-        write_json(path, content)
-    else:
-        odd = [changed_bytes(dice, path.read_bytes()), b"[" * 100_000, b'{"value": 1}', b"9" * 5000]
-        path.write_bytes(pick(dice, odd))
+    path.write_bytes(pick(dice, [b"[" * 100_000, b'{"value": 1}', b"9" * 5000, b"\xff", b"null"]))
 
 
 def _read_number(place: Path) -> None:

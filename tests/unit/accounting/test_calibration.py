@@ -15,7 +15,6 @@ from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import Composition, RoundCost
 from fedsim.errors import ConfigError
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
-from fedsim.utils.cache import _entry
 from fedsim.utils.files import cache_dir
 from tests.conftest import Patch
 
@@ -160,7 +159,7 @@ def test_a_kept_number_that_is_no_noise_is_made_again() -> None:
     first = calibrate_noise_multiplier(**EASY)
     (path,) = (cache_dir() / "calibration").iterdir()
     sound = path.read_text()
-    path.write_text(json.dumps(_entry(json.loads(sound)["inputs"], -1.0)))
+    path.write_text(json.dumps({**json.loads(sound), "value": -1.0}))
     assert calibrate_noise_multiplier(**EASY) == first
     assert path.read_text() == sound
 

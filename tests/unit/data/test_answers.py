@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
 from fedsim.data.store import TokenStore
-from fedsim.data.store.keys import AT_ONCE, example_keys
+from fedsim.data.store.keys import example_keys
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from tests.conftest import write_rows
@@ -267,20 +266,3 @@ def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:
     )
     store = open_or_build(config, model)
     assert model.decode(store.example(0).tolist()) == "ok.!hello you!"
-
-
-def test_counting_tokens_takes_no_memory_of_their_number(tmp_path: Path) -> None:
-    """A mask of all tokens of a store is half of its size."""
-    store = build(
-        [("a", "abC" * AT_ONCE)],
-        tmp_path / "store",
-        encode=small_ones,
-        loss_on="assistant",
-        sequence_length=1000,
-    )
-    tracemalloc.start()
-    try:
-        assert 0 < store.num_counted < store.num_tokens
-        assert tracemalloc.get_traced_memory()[1] < 2 * AT_ONCE
-    finally:
-        tracemalloc.stop()

@@ -12,7 +12,7 @@ import pytest
 from fedsim.data.bounding import Bounded, Bounding, Order, bound, most_examples
 from fedsim.data.selection import pool
 from fedsim.data.split import split_store
-from fedsim.data.store import OwnerGraph, TokenStore
+from fedsim.data.store import TokenStore
 from tests.unit.data.data_samples import build, graph_of
 
 Record = tuple[str | None, str | None, tuple[str, ...]]
@@ -159,37 +159,3 @@ def test_the_pool_with_one_owner_a_text_is_todays(tmp_path: Path) -> None:
         ]
         assert pools[0].examples.tolist() == pools[1].examples.tolist()
         assert pools[0].dropped == pools[1].dropped
-
-
-def test_held_out_examples_are_not_pooled(tmp_path: Path) -> None:
-    store = _store(tmp_path, 500, 60)
-    split = split_store(store, 5, 0.2, 0.2)
-    kept = pool(split, store, group_size=4, rule="least-demand", seed=5).examples
-    assert set(kept.tolist()) <= set(split.train_examples.tolist())
-    assert len(kept) > 20
-
-
-def test_wrong_settings(tmp_path: Path) -> None:
-    store = _store(tmp_path, 20, 5)
-    with pytest.raises(ValueError, match="group_size = 0"):
-        _kept(store, 0, "greedy", "random")
-    with pytest.raises(ValueError, match="chosen by no text"):
-        pool(
-            split_store(store, 0, 0.0, 0.0), store, group_size=2, rule="highest-perplexity", seed=0
-        )
-
-
-def test_a_graph_of_one_owner_each_bounds_like_a_cap() -> None:
-    """With one owner each, every rule keeps min(size, group size) of every owner."""
-    sizes = np.array([1, 4, 9])
-    owners = np.repeat(np.arange(3), sizes)
-    offsets = np.arange(15)
-    graph = OwnerGraph(
-        3,
-        offsets,
-        owners,
-        np.concatenate(([0], np.cumsum(sizes))),
-        np.arange(14),
-        np.arange(3, dtype=np.uint64),
-    )
-    assert most_examples(graph, np.arange(14), 4) == pytest.approx(9.0)

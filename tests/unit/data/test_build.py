@@ -1,9 +1,6 @@
 """Building a store: nothing lost, nothing twice, nothing half."""
 
-import os
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -18,7 +15,6 @@ from fedsim.clients.models.encoders import FastEncoder
 from fedsim.data import reading
 from fedsim.data.building import buckets
 from fedsim.data.building import build as build_module
-from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import open_or_build
 from fedsim.data.store import TokenStore
@@ -91,23 +87,6 @@ def test_every_token_is_there_exactly_once(
         assert store.manifest["dropped"] == ({"empty text": dropped} if dropped else {})
 
 
-@settings(deadline=None, max_examples=30)
-@given(length=st.integers(2, 60), sequence_length=st.integers(2, 12))
-def test_split_predicts_each_token_but_the_first_exactly_once(
-    length: int, sequence_length: int
-) -> None:
-    with TemporaryDirectory() as folder:
-        store = build(
-            [("ann", "x")],
-            Path(folder) / "store",
-            encode=lambda texts: [list(range(length))],
-            sequence_length=sequence_length,
-        )
-        pieces = [store.example(index).tolist() for index in range(store.num_examples)]
-        assert [token for piece in pieces for token in piece[1:]] == list(range(1, length))
-        assert all(2 <= len(piece) <= sequence_length for piece in pieces)
-
-
 def test_truncate_keeps_the_beginning_and_counts_what_is_cut(tmp_path: Path) -> None:
     records = [("ann", "0123456789"), ("ann", "short")]
     store = build(records, tmp_path / "store", cutting="truncate")
@@ -139,24 +118,6 @@ def test_what_is_dropped_is_counted_by_reason(tmp_path: Path) -> None:
         "fewer than 2 tokens": 1,
     }
     assert (store.path / "users.jsonl").read_text() == '"eve"\n'
-
-
-@pytest.mark.parametrize(
-    ("vocabulary_size", "dtype", "width"), [(65_536, "uint16", 2), (65_537, "uint32", 4)]
-)
-def test_the_narrowest_dtype_that_holds_the_vocabulary(
-    tmp_path: Path, vocabulary_size: int, dtype: str, width: int
-) -> None:
-    last = vocabulary_size - 1
-    store = build(
-        [("ann", "x")],
-        tmp_path / "store",
-        encode=lambda texts: [[0, last]],
-        vocabulary_size=vocabulary_size,
-    )
-    assert store.manifest["dtype"] == dtype
-    assert store.example(0).tolist() == [0, last]
-    assert (store.path / "tokens.bin").stat().st_size == 2 * width
 
 
 @pytest.mark.parametrize("wrong", [-1, 258])
@@ -228,18 +189,6 @@ def test_an_existing_folder_is_not_touched(tmp_path: Path) -> None:
     assert TokenStore.open(tmp_path / "store").example(0).tolist() == [256, ord("a"), 257]
 
 
-def test_progress_counts_records_and_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "_BATCH_TEXTS", 2)
-    seen: list[str] = []
-    build([("ann", "a"), (None, "b"), ("bob", "c")], tmp_path / "store", progress=seen.append)
-    assert [line.split(",")[0] for line in seen] == [
-        "tokenising: 2 texts of 1 users",
-        "tokenising: 3 texts of 2 users",
-        "writing: 2 users",
-        "computing checksums",
-    ]
-
-
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
@@ -274,52 +223,12 @@ def test_a_changed_file_is_read_again(source: DataConfig) -> None:
     assert _open(source, model).num_users == 3
 
 
-def test_a_file_whose_time_was_set_back_is_read_again(source: DataConfig) -> None:
-    """A user in place of another, by an archive that gives every file the same time."""
-    path, model = Path(source.source), ByteModel()
-    before, first = path.stat(), _open(source, model)
-    path.write_text(path.read_text().replace("ann", "eve"))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert _open(source, model).path != first.path
-
-
 def test_another_begin_or_end_of_texts_is_another_store(source: DataConfig) -> None:
     """As of a base model and its chat model, which share the file of their tokenizer."""
     backend, model = Tokenizer(models.BPE()), cast("LanguageModel", ByteModel())
     encoders = [FastEncoder(backend, *ends) for ends in ((0, 1), (0, 2), (3, 1))]
     keys = {reading.cache_key(source, model, encode) for encode in encoders}
     assert len(keys) == 3
-
-
-def test_two_builders_at_once_agree(source: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both find no cached store; the second waits for the first, and opens what that made."""
-    together = threading.Barrier(2, timeout=10)
-    read = []
-
-    def key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
-        together.wait()
-        return "key"
-
-    def slowly(config: DataConfig) -> Iterator[tuple[str, str]]:
-        read.append(config)
-        time.sleep(0.2)
-        yield "ann", "hello"
-
-    monkeypatch.setattr(reading, "cache_key", key)
-    monkeypatch.setattr("fedsim.data.reading.records", slowly)
-    stores: list[TokenStore] = []
-    threads = [
-        threading.Thread(target=lambda: stores.append(_open(source, ByteModel()))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(stores) == 2
-    assert len(read) == 1
-    assert stores[0].path == stores[1].path
-    assert [path.name for path in stores[0].path.parent.iterdir()] == [stores[0].path.name]
 
 
 def test_a_store_as_source_is_opened(tmp_path: Path) -> None:

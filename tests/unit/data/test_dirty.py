@@ -52,12 +52,6 @@ def test_an_empty_file(tmp_path: Path, name: str) -> None:
         list(records(_config(tmp_path / name, b"")))
 
 
-def test_an_empty_file_beside_another(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").touch()
-    _config(tmp_path / "b.jsonl", b'{"speaker":"ann","text":"a"}\n')
-    assert list(records(DataConfig(source=str(tmp_path)))) == [("ann", "a")]
-
-
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
     """It is read and left out: tokenising it would take a hundred times as much memory."""
     rows = [{"speaker": "ann", "text": text} for text in ("a", "word " * 20_000_000, "b")]
@@ -66,13 +60,6 @@ def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
     store = build(records(config), tmp_path / "store")
     assert store.manifest["dropped"] == {LONG_TEXT: 1}
     assert store.num_examples == 2
-
-
-def test_a_line_of_100_megabytes_that_is_no_row(tmp_path: Path) -> None:
-    config = _config(tmp_path / "rows.csv", b"word " * 20_000_000)
-    with pytest.raises(ConfigError, match="no such column; columns: word word") as caught:
-        list(records(config))
-    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -90,12 +77,6 @@ def test_a_text_column_of_numbers(tmp_path: Path, name: str, content: bytes, wha
     expected = rf"^data\.text_column = 'text': {what}; wanted: strings$"
     with pytest.raises(ConfigError, match=expected):
         list(records(_config(tmp_path / name, content)))
-
-
-def test_a_number_among_the_texts_of_json_is_named_by_its_row(tmp_path: Path) -> None:
-    lines = [b'{"speaker": "ann", "text": "a"}\n'] * 1200 + [b'{"speaker": "bob", "text": 7}\n']
-    with pytest.raises(ConfigError, match="row 1201: holds an int; wanted: strings"):
-        list(records(_config(tmp_path / "rows.jsonl", b"".join(lines))))
 
 
 def test_a_number_among_texts_is_a_text(tmp_path: Path) -> None:

@@ -94,22 +94,3 @@ def test_reading_a_local_file_asks_no_server(tmp_path: Path, monkeypatch: Patch)
     assert asked == ["a server"]  # what the setting is for
     assert len(read(path)) == 2
     assert asked == ["a server"]
-
-
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, "9" * 5000, '{"a": 7}', '{"": "b"}', "\ufeff{}"]
-)
-def test_aliases_that_are_none(tmp_path: Path, content: str) -> None:
-    aliases, rows = tmp_path / "aliases.json", tmp_path / "rows.jsonl"
-    aliases.write_text(content, encoding="utf-8")
-    rows.write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
-    config = DataConfig.model_validate(
-        {
-            "source": str(rows),
-            "user_column": "author",
-            "text_column": "body",
-            "preparation": [{"step": "merge-users", "file": str(aliases)}],
-        }
-    )
-    with pytest.raises(ConfigError, match="merge-users"):
-        list(records(config))

@@ -130,12 +130,6 @@ def test_a_damaged_graph_is_refused(name: str, tmp_path: Path) -> None:
         TokenStore.open(store.path)
 
 
-def test_an_older_fedsim_refuses_owners(tmp_path: Path) -> None:
-    """Stores with owners have a version of their own, so none is trained on as if it had none."""
-    store = build(RECORDS, tmp_path / "store", co_owned=True)
-    assert store.manifest["version"] == 5  # the former one's stores are of 4
-
-
 def _config(source: Path, **keys: object) -> DataConfig:
     base = {"source": str(source), "user_column": "who", "text_column": "said"}
     return parse_config({"data": {**base, "owners_column": "owners", **keys}}).data
@@ -233,11 +227,11 @@ def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_pat
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"cutting": "join"}, 'cutting = "join" would make one example of texts with different'),
+        ({"cutting": "join"}, 'cutting = "join": would make one example of texts with different'),
         ({"owners_column": None, "owners_separator": ";"}, "without an owners_column"),
         (
             {"canaries": {"num_users": 2, "num_examples": 1, "shared_tokens": 1}},
-            "canaries are planted users",
+            "canaries: planted users own",
         ),
     ],
 )

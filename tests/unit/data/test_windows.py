@@ -106,10 +106,3 @@ def test_a_cohort_takes_another_window_each_round(store: TokenStore, split: Spli
     ]
     assert blocks[0].tokens.tolist() == blocks[1].tokens.tolist()
     assert blocks[0].tokens.tolist() != blocks[2].tokens.tolist()
-
-
-def test_nobody_brings_nothing(store: TokenStore, split: Split) -> None:
-    tokens, lengths, offsets = windows(split, store, np.zeros(0, np.int64), group_size=2, base=0)
-    assert tokens.shape == (0, 0)
-    assert lengths.shape == (0,)
-    assert offsets.tolist() == [0]

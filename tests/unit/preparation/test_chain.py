@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from fedsim.config import parse_config
 from fedsim.data.config import DataConfig
-from fedsim.data.preparation import prepare
-from fedsim.data.preparation.prepare import STEPS, Prepared, assumptions
+from fedsim.data.preparation.prepare import Prepared, assumptions
 from fedsim.data.reading import records, source_fingerprint
 from fedsim.errors import ConfigError
 from tests.conftest import write_rows
@@ -98,20 +96,6 @@ def test_the_fingerprint_follows_the_steps_and_their_files(source: Path, tmp_pat
         source_fingerprint(_config(source, merge))
 
 
-def test_the_fingerprint_follows_the_list_of_public_suffixes(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chains = [
-        {"step": "user-name", "transform": "base-domain"},
-        {"step": "near-duplicates"},
-        {"step": "user-name", "transform": "lower-case"},
-    ]
-    before = [source_fingerprint(_config(source, step)) for step in chains]
-    monkeypatch.setattr(prepare, "version", lambda name: f"another {name}")
-    after = [source_fingerprint(_config(source, step)) for step in chains]
-    assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -134,12 +118,6 @@ def test_a_wrong_step_is_met_with_what_would_do(given: dict[str, Any], complaint
     assert any(line.startswith(complaint) for line in str(raised.value).splitlines())
 
 
-def test_the_config_survives_toml() -> None:
-    config = parse_config({"data": {"preparation": [MIN_2, DEDUPE]}})
-    assert parse_config(tomllib.loads(config.to_toml())) == config
-    assert hash(config.data) == hash(parse_config({"data": {"preparation": [MIN_2, DEDUPE]}}).data)
-
-
 def test_steps_across_users_are_said_by_config_and_by_store() -> None:
     across = step("near-duplicates", within="data")
     assert assumptions([step("min-examples", count=2)], {"null user": 3}) == ()
@@ -147,9 +125,3 @@ def test_steps_across_users_are_said_by_config_and_by_store() -> None:
     assert "looked across users (near-duplicates)" in said
     _, dropped = prepared_by([("ann", "x")], across)  # drops nothing, and yet it looked
     assert assumptions([], dropped) == (said,)
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_every_step_says_in_its_docstring_what_it_holds(name: str) -> None:
-    text = " ".join((STEPS[name].__doc__ or "").split())
-    assert "Streams" in text or "In memory" in text

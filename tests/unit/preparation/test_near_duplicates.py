@@ -34,11 +34,6 @@ def test_near_duplicates_of_anybody_are_marked_as_such() -> None:
     }
 
 
-def test_short_texts_are_compared_whole() -> None:
-    rows = [("ann", "yes"), ("ann", "no"), ("ann", "Yes")]
-    assert prepare(rows, step("near-duplicates"))[0] == rows[:2]
-
-
 @pytest.mark.parametrize(("overlap", "found"), [(0.95, True), (0.6, False)])
 def test_the_threshold_is_one_of_similarity(overlap: float, found: bool) -> None:
     """Pairs of a known Jaccard similarity on either side of 0.8, hundred of them."""
@@ -68,10 +63,4 @@ def test_public_text_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "public.jsonl").write_text('{"text": "x"}\n')
     chosen = step("near-duplicates-of", file=str(tmp_path / "public.jsonl"), text_column="body")
     with pytest.raises(ConfigError, match=r"near-duplicates-of: .*text_column = 'body': no such"):
-        prepare([("ann", "x")], chosen)
-
-
-def test_a_threshold_that_so_few_permutations_cannot_tell() -> None:
-    chosen = step("near-duplicates", threshold=1.0)
-    with pytest.raises(ConfigError, match=r"near-duplicates: threshold = 1\.0: .* permutations$"):
         prepare([("ann", "x")], chosen)

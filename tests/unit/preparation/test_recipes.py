@@ -112,19 +112,6 @@ def test_the_papers_thresholds(name: str, step: str, settings: dict[str, Any]) -
     assert {"step": step, **settings} in steps
 
 
-def test_stack_overflow_is_in_the_order_of_time() -> None:
-    read = [
-        text
-        for user, text in records(parse_config({"data": on_sample("stack-overflow")}).data)
-        if user == "00000001"
-    ]
-    assert [str(text)[:20] for text in read] == [
-        "you can pass a key t",
-        "the accepted answer ",
-        "in newer versions th",
-    ]
-
-
 def test_receivers_and_participants_own_what_others_wrote() -> None:
     owners: dict[str, list[tuple[str, ...]]] = {}
     for name in SAME_AS:

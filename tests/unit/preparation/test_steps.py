@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedsim.errors import ConfigError
 from tests.unit.preparation.preparation_samples import prepare, step
 
 A, B = "ann", "bob"
@@ -161,12 +160,6 @@ def test_listed_urls_and_all_below_a_listed_domain(tmp_path: Path) -> None:
     kept, dropped = prepare(rows, chosen)
     assert [user for user, _ in kept] == [url or "none" for url, stays in urls.items() if stays]
     assert dropped == {"drop-urls: listed URL": 4}
-
-
-def test_a_list_of_urls_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"^data\.preparation: drop-urls: file = .*utf-8"):
-        prepare([(A, "x", {"url": "y"})], step("drop-urls", file=str(tmp_path / "list.txt")))
 
 
 def test_urls_in_texts() -> None:

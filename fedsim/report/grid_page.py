@@ -33,8 +33,6 @@ from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.tables import UTILITY_NOTE
 from fedsim.report.wording import (
-    NOTHING,
-    decimal_text,
     epsilon_cell,
     guarantee_text,
     privacy_facts,
@@ -72,7 +70,6 @@ def render_grid(result: GridResult) -> str:
         notes=(interval_note(result.lines), UTILITY_NOTE, *stopped_texts(result)),
         groups=grid_panels(result),
         uncovered=UNCOVERED,
-        tried=trial_rows(result),
         runs=[run for line in result.lines for run in runs(line)],
         failures=[reason for line in result.lines for reason in line.failures],
     )
@@ -110,23 +107,6 @@ def promises(result: GridResult) -> list[Promise]:
 
 def _common(fact: tuple[str, str], promised: Sequence[Privacy]) -> bool:
     return all(fact in privacy_facts(privacy) for privacy in promised)
-
-
-def trial_rows(result: GridResult) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the settings that tuning tried, and for each line the loss that each one gave."""
-    table = {} if result.tuning is None else result.tuning.tried
-    heads = list(dict.fromkeys(setting for losses in table.values() for setting in losses))
-    chosen = {line.name: ", ".join(line.chosen.values()) for line in result.lines}
-    rows = []
-    for name, losses in table.items():
-        texts = {
-            setting: decimal_text(loss, 4) if math.isfinite(loss) else "failed or diverged"
-            for setting, loss in losses.items()
-        }
-        if chosen.get(name) in texts:
-            texts[chosen[name]] += " (chosen)"
-        rows.append((name, [texts.get(setting, NOTHING) for setting in heads]))
-    return heads, rows
 
 
 def runs(line: CellResult) -> list[tuple[str, str]]:

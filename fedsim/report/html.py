@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from fedsim.report import wording
 from fedsim.report.drawing import page_svg
@@ -135,7 +135,7 @@ def _environment() -> Environment:
     """Return the environment that keeps compiled templates."""
     return Environment(
         loader=PackageLoader("fedsim.report"),
-        autoescape=True,
+        autoescape=select_autoescape(disabled_extensions=["md.jinja"], default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -22,7 +22,6 @@ from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
 from fedsim.data.store import TokenStore
-from fedsim.data.store.keys import example_keys
 from fedsim.errors import ConfigError
 from fedsim.materials import load_model
 from tests.conftest import write_rows
@@ -180,14 +179,6 @@ def test_the_vocabularys_size_decides_on_the_bytes(size: int, on: str, dtype: st
     assert tokeniser([("u", "x")]).ids.tolist() == tokens.tolist()
 
 
-def test_an_examples_key_tells_what_counts() -> None:
-    offsets = np.array([0, 2, 4])
-    (keys,) = example_keys(np.array([5, 6, 5, ~6], np.int16), offsets)
-    assert keys[0] != keys[1]
-    (plain,) = example_keys(np.array([5, 6, 5, 6], np.uint16), offsets)
-    assert plain.tolist() == [keys[0]] * 2
-
-
 def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "chats.jsonl", [{"u": "a", "m": TALK}, {"u": "b", "m": TALK}])
     model = load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
@@ -238,12 +229,6 @@ def test_steps_read_what_is_said(tmp_path: Path) -> None:
         steps = [{"step": "text-length", "unit": "words", "minimum": 3}, {"step": "drop-forwards"}]
         found = read(source, preparation=steps, **config)
         assert [user for user, _ in found] == ["long"], kind
-
-
-def test_conversations_in_which_nothing_is_said_are_empty(tmp_path: Path) -> None:
-    silent = [{"role": "user", "content": " "}, {"role": "assistant", "content": ""}]
-    source = write_rows(tmp_path / "x.jsonl", [{"u": "a", "m": silent}, {"u": "b", "m": TALK}])
-    assert read(source, messages_column="m") == [("a", ""), ("b", {"messages": TALK})]
 
 
 def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
 
-from fedsim.clients.models.encoders import FastEncoder
-from fedsim.data import reading
 from fedsim.data.building import buckets
 from fedsim.data.building import build as build_module
 from fedsim.data.config import DataConfig
@@ -221,14 +218,6 @@ def test_a_changed_file_is_read_again(source: DataConfig) -> None:
     with Path(source.source).open("a") as file:
         file.write("eve,new,z\n")
     assert _open(source, model).num_users == 3
-
-
-def test_another_begin_or_end_of_texts_is_another_store(source: DataConfig) -> None:
-    """As of a base model and its chat model, which share the file of their tokenizer."""
-    backend, model = Tokenizer(models.BPE()), cast("LanguageModel", ByteModel())
-    encoders = [FastEncoder(backend, *ends) for ends in ((0, 1), (0, 2), (3, 1))]
-    keys = {reading.cache_key(source, model, encode) for encode in encoders}
-    assert len(keys) == 3
 
 
 def test_a_store_as_source_is_opened(tmp_path: Path) -> None:

@@ -51,17 +51,6 @@ def test_a_built_in_model_is_not_pre_trained_for_its_tokenizer(arguments: list[s
     assert LOADED[-1][0] == ModelConfig(name_or_path="tiny-gpt", pretraining_steps=0)
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named_by_its_option(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load_model(config: ModelConfig, *, sequence_length: int) -> ByteModel:
-        raise ConfigError(f"model.name_or_path = {config.name_or_path!r}: is nothing")
-
-    monkeypatch.setattr("fedsim.materials.load_model", load_model)
-    with pytest.raises(ConfigError, match=r"^--tokenizer = 'bytes': is nothing"):
-        _run(arguments)
-
-
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
@@ -148,13 +137,6 @@ def test_the_list_of_recipes() -> None:
     assert list(found) == recipe_names()
     assert all(f"\n{name} (" in f"\n{printed}" for name in found)
     assert found["cc-news"]["data"]["source"] == "vblagoje/cc_news"
-
-
-def test_inspect_for_people(tmp_path: Path) -> None:
-    build([("ann", "x")], tmp_path / "store")
-    printed = _run(["inspect", str(tmp_path / "store")])
-    assert "█" in printed
-    assert "computed on private data" in printed
 
 
 def test_inspect_counts_names_that_differ_in_case_or_form_alone(tmp_path: Path) -> None:

@@ -212,9 +212,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     ("owners", "message"),
     [
         ("bob", "data.owners_column = 'owners': holds str values; wanted: lists of names"),
-        ({"a": 1}, "holds dict values"),
         ([["bob"]], "holds list values; wanted: strings or numbers"),
-        (3, "holds int values"),
         ([2.0**53], "holds a float that can have lost digits"),
     ],
 )

@@ -27,10 +27,6 @@ def encode_without_torch(texts: Sequence[str]) -> list[list[int]]:
     return [[1 + ("torch" in sys.modules), os.getpid() % 1000] for _ in texts]
 
 
-def encode_too_high(texts: Sequence[str]) -> list[list[int]]:
-    return [[0, 258] for _ in texts]
-
-
 def encode_and_die(texts: Sequence[str]) -> list[list[int]]:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
@@ -82,12 +78,6 @@ def test_what_cannot_be_sent_is_done_here() -> None:
     here = threading.get_ident()
     arrived = _run(lambda texts: [[1, here % 7] for _ in texts], 2)
     assert arrived[0].ids[1] == here % 7
-
-
-def test_an_id_outside_the_vocabulary_is_the_same_error_from_elsewhere(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="encode gave the id 258, the vocabulary has 258"):
-        build([("ann", "x")], tmp_path / "store", encode=encode_too_high, num_workers=1)
-    assert list(tmp_path.iterdir()) == []
 
 
 def encode_nothing(texts: Sequence[str]) -> list[list[int]]:

@@ -8,10 +8,7 @@ from time import process_time
 import numpy as np
 import pytest
 
-from fedsim.data.preparation.emails import addresses, one_address
-from fedsim.data.preparation.prepare import Prepared
-from fedsim.data.sources.records import RawRecord
-from tests.unit.preparation.preparation_samples import prepare, step
+from fedsim.data.preparation.emails import addresses
 
 READ: dict[object, list[str]] = {
     "ann@x.org": ["ann@x.org"],
@@ -80,25 +77,6 @@ def test_what_is_accepted_is_every_address_of_the_cell() -> None:
         assert all(address in cell.lower() for address in found)
         assert all(re.fullmatch(r"[^@.][^@]*[^@.]@[^@.]+([.][^@.]+)*", one) for one in found)
     assert accepted > 2000
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "ann@x.org, bob@y.org",
-        "ann@x.org carol",
-        "['ann@x.org']",
-        "carol",
-    ],
-)
-def test_who_is_not_one_address_is_nobody(cell: str) -> None:
-    """As a user and as an owner: the first of several would own it, and the others would not."""
-    assert one_address(cell) == ""
-    address = step("user-name", transform="email-address")
-    assert prepare([(cell, "x")], address) == ([], {"user-name: no email-address": 1})
-    prepared = Prepared([RawRecord("eve@x.org", "x", {}, (cell,))], [address])
-    assert list(prepared.stream) == []
-    assert prepared.dropped == {"user-name: no email-address": 1}
 
 
 def test_one_long_cell_takes_no_long_time() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.unit.preparation.preparation_samples import prepare, step
 
@@ -200,21 +199,3 @@ def test_users_left_out_by_name() -> None:
     kept, dropped = prepare(rows, step("drop-users", containing=["bot", "mod"]))
     assert kept == [(A, "x")]
     assert dropped == {"drop-users: name of the user": 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("min-examples", {"count": 0}),
-        ("text-length", {"minimum": 3, "maximum": 2}),
-        ("drop-urls", {}),
-        ("drop-users", {"containing": [""]}),
-        ("time-window", {"column": "date"}),
-        ("time-window", {"column": "date", "since": "yesterday"}),
-        ("time-window", {"column": "date", "since": 2018}),
-        ("near-duplicates", {"threshold": 1.5}),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(name: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        step(name, **settings)

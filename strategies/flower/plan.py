@@ -19,21 +19,8 @@ from fedsim.estimators import FixedDenominator
 from fedsim.grids.records import from_record
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import PoissonSampling
-from fedsim.seeding import Draws
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.tensors import all_finite
-
-
-class _NodeDraws(Draws):
-    """Draws whose seed a person chose: nothing is told from which it could be found."""
-
-    @property
-    def release_id(self) -> str:
-        """Return "secure" or "drawn once": no draw of a strategy object is ever made again.
-
-        Not a hash of the seed: it could be found by trying.
-        """
-        return "secure" if self.entropy == "secure" else "drawn once"
 
 
 class NodePlan(RoundPlan):
@@ -47,11 +34,6 @@ class NodePlan(RoundPlan):
         if round not in self._cohorts:
             self._cohorts[round] = super().cohort(round)
         return self._cohorts[round]
-
-    @property
-    def draws(self) -> Draws:
-        """Where coins and noise of its rounds come from."""
-        return _NodeDraws(self.seed, self.entropy)
 
     @cached_property
     def _cohorts(self) -> dict[int, npt.NDArray[np.int64]]:

@@ -116,13 +116,27 @@ def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, n
     assert folder.report.exists()
 
 
+def test_another_version_is_noted_and_0_2_does_not_go_on(speeches: Path, tmp_path: Path) -> None:
+    config = write(tmp_path / "mine.toml", speeches, "seeded")
+    folder = RunFolder(tmp_path / "out")
+    fedsim_ok("run", config, "--out", folder.path)
+    begun = json.loads(folder.identity.read_text())
+    cut_off(folder)
+    folder.identity.write_text(json.dumps({**begun, "torch": "1.0"}), encoding="utf-8")
+    done = fedsim_ok("run", config, "--out", folder.path, "--resume")
+    assert "goes on with other versions than it began with: torch 1.0 -> " in done.stderr
+    old = {**begun, "version": 2, "fedsim": "0.2.0"}
+    folder.identity.write_text(json.dumps(old), encoding="utf-8")
+    assert fedsim("evaluate", folder.path, "--json").returncode == 0
+    complaint = fedsim("run", config, "--out", folder.path, "--resume").complaint
+    assert "fedsim 0.2.0 began the run" in complaint and "another --out" in complaint
+
+
 IDENTITIES = [
-    ('{"version": 3, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
-    ('{"version": 1, "fedsim": "0.1.0", "sources": {}}', "open it with fedsim 0.1.0"),
-    ('{"version": 2}', "cannot be read"),
-    ("[]", "cannot be read"),
+    ('{"version": 4, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
+    ('{"version": 3}', "cannot be read"),
     ("", "cannot be read"),
-    ('{"version": 2, "fedsim": "0", "sources": {}, "id": "../../x"}', "not one that fedsim"),
+    ('{"version": 3, "fedsim": "0", "sources": {}, "id": "../../x"}', "expected 32 hex digits"),
     (None, "an earlier fedsim made it"),  # which trained on what is held out now
 ]
 

@@ -118,16 +118,6 @@ def test_each_round_is_charged_once_also_over_two_starts() -> None:
         assert word in statement
 
 
-@pytest.mark.parametrize("drawn", [{"noise": "seeded", "seed": 7}, {}])
-def test_no_seed_of_an_app_can_be_found_from_its_ledger(drawn: dict[str, Any]) -> None:
-    """A person chose it: of a hash all seeds could be tried, and the noise subtracted."""
-    strategy = DPFedAvg(**HALF, noise_multiplier=1.0, **drawn)
-    strategy.start(ManyNodes(client(pulled), 6), record(START), num_rounds=2)
-    (item,) = strategy.ledger.items
-    assert item.release == ("drawn once" if drawn else "secure")
-    assert not item.repeatable  # nor is a draw ever made again
-
-
 def test_seeded_apps_repeat_and_secure_ones_do_not() -> None:
     def bias(draw: dict[str, Any]) -> npt.NDArray[np.float32]:
         strategy = DPFedAvg(**HALF, noise_multiplier=1.0, **draw)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,7 @@ from fedsim.utils import files as paths
 from fedsim.utils.json_text import read_json
 from fedsim.utils.machine import version
 
-FORMAT = 3
-_OPENED = (2, FORMAT)  # 2: draws of rounds depended on the config, the text and versions
-_ID = re.compile(r"[0-9a-f]{32}")
+FORMAT = 3  # 2 is opened, and not resumed: its draws depended on the config, the text and versions
 
 
 def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -> None:
@@ -27,10 +24,7 @@ def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -
         sources: see `Materials.sources`.
         run_id: the id of the secret data seed, if the run has one.
     """
-    content = {"version": FORMAT, **_versions(), "sources": dict(sources)}
-    if run_id is not None:
-        content["id"] = run_id
-    paths.write_atomically(path, json.dumps(content, indent=1) + "\n")
+    _write(path, {"version": FORMAT, **_versions(), "sources": dict(sources), "id": run_id})
 
 
 def read_identity(path: Path) -> dict[str, Any]:
@@ -42,17 +36,13 @@ def read_identity(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        content = read_json(path)
-        found, maker = content["version"], content["fedsim"]
-        sources = dict(content["sources"])
+        content = dict(read_json(path))
+        found, maker, _ = content["version"], content["fedsim"], dict(content["sources"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
-    if found not in _OPENED:
-        raise ConfigError(
-            f"run {path}: format {found!r}, made by fedsim {maker}; this fedsim reads {FORMAT}: "
-            f"open it with fedsim {maker}"
-        )
-    return {**content, "sources": sources}
+    if found not in (2, FORMAT):
+        raise ConfigError(f"run {path}: has format {found!r}; open it with fedsim {maker}")
+    return content
 
 
 def check_format(path: Path) -> None:
@@ -67,21 +57,15 @@ def check_format(path: Path) -> None:
 
 def version_note(path: Path) -> str:
     """Return a line on packages whose version changed since the run began; "" if none did."""
-    before = read_identity(path)
-    changed = [
-        f"{name} {before[name]} -> {now}"
-        for name, now in _versions().items()
-        if before.get(name, now) != now
-    ]
-    if not changed:
-        return ""
-    return f"The run goes on with other versions than it began with: {', '.join(changed)}"
+    before, now = read_identity(path), _versions()
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    told = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in changed)
+    return f"The run goes on with other versions than it began with: {told}" if told else ""
 
 
 def mark_diverged(path: Path, reason: str) -> None:
     """Put into run.json why the run ended, so that it never goes on."""
-    content = {**read_json(path), "diverged": reason}
-    paths.write_atomically(path, json.dumps(content, indent=1) + "\n")
+    _write(path, {**read_json(path), "diverged": reason})
 
 
 def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) -> None:
@@ -93,16 +77,10 @@ def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) 
         resumes: whether the run is to go on, for the error.
     """
     before = read_identity(path).get("sources", now)
-    changed = " and ".join(sorted(name for name in now if before.get(name) != now[name]))
-    if changed and resumes:
+    if changed := " and ".join(sorted(name for name in now if before.get(name) != now[name])):
         raise ConfigError(
-            f"--resume: {changed} changed since the run in {path.parent} began; restore it, or "
-            "start another run with another --out"
-        )
-    if changed:
-        raise ConfigError(
-            f"{changed} changed since the run in {path.parent} began, and the split into training "
-            "and held-out text depends on it; restore it"
+            f"{'--resume: ' if resumes else ''}{changed} changed since the run in {path.parent} "
+            "began, and who was trained on depends on it; restore it, or start another run"
         )
 
 
@@ -115,15 +93,16 @@ def keep_seed(seed: int) -> str:
     return run_id
 
 
-def kept_seed(run_id: object, folder: Path) -> int:
+def kept_seed(run_id: str, folder: Path) -> int:
     """Return the seed that was kept for the run in `folder`.
 
     Raises:
         ConfigError: it is not here (the message says where it should be), or the id is malformed.
     """
-    if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: expected 32 hex digits")
-    place = _place(run_id)
+    try:
+        place = _place(uuid.UUID(run_id).hex)
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: expected a UUID") from None
     try:
         return int(read_json(place)["seed"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -131,6 +110,11 @@ def kept_seed(run_id: object, folder: Path) -> int:
             f"run {folder}: its noise is secure, so its secret seed is kept apart, and {place} "
             "does not hold it; copy that file from the machine of the run"
         ) from None
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    known = {key: value for key, value in content.items() if value is not None}
+    paths.write_atomically(path, json.dumps(known, indent=1) + "\n")
 
 
 def _versions() -> dict[str, str]:

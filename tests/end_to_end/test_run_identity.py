@@ -136,7 +136,7 @@ IDENTITIES = [
     ('{"version": 4, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
     ('{"version": 3}', "cannot be read"),
     ("", "cannot be read"),
-    ('{"version": 3, "fedsim": "0", "sources": {}, "id": "../../x"}', "expected 32 hex digits"),
+    ('{"version": 3, "fedsim": "0", "sources": {}, "id": "../../x"}', "expected a UUID"),
     (None, "an earlier fedsim made it"),  # which trained on what is held out now
 ]
 

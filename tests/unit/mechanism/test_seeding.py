@@ -14,7 +14,15 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from scipy import stats
 
-from fedsim.seeding import AesStream, Purpose, noise_key, secret_noise_key, secret_stream, stream
+from fedsim.seeding import (
+    AesStream,
+    Draws,
+    Purpose,
+    noise_key,
+    secret_noise_key,
+    secret_stream,
+    stream,
+)
 
 PURPOSES: list[Purpose] = list(get_args(Purpose))
 # Addresses that a careless key (a sum, a product, a concatenation without separators) would merge.
@@ -34,12 +42,6 @@ def test_an_address_gives_the_same_bits_again(address: tuple[int, Purpose, int, 
     first_half = first.random(500), first.standard_normal(500)
     assert np.array_equal(first_half[0], again.random(500))
     assert np.array_equal(first_half[1], again.standard_normal(500))
-
-
-def test_an_address_without_round_and_unit_is_that_of_the_first() -> None:
-    whole = stream(5, "noise", 0, 0).random(4)
-    assert np.array_equal(stream(5, "noise").random(4), whole)
-    assert np.array_equal(stream(5, "noise", 0).random(4), whole)
 
 
 def test_addresses_give_independent_streams() -> None:
@@ -96,12 +98,6 @@ def test_streams_are_aes_in_counter_mode() -> None:
     assert stream.words(2).tobytes() + stream.words(4).tobytes() == expected
 
 
-def test_uniforms_are_the_upper_53_bits_of_the_words() -> None:
-    words = AesStream(bytes(16)).words(1000)
-    drawn = AesStream(bytes(16)).random(1000)
-    assert drawn.tolist() == [(int(word) >> 11) * 2.0**-53 for word in words]
-
-
 def test_many_words_and_words_in_a_room_are_the_same_words() -> None:
     count = 300_000  # more than are encrypted at once from zeros that are there
     whole = AesStream(bytes(16)).words(count)
@@ -110,29 +106,14 @@ def test_many_words_and_words_in_a_room_are_the_same_words() -> None:
     assert len(np.unique(whole)) == count
 
 
-def test_every_secret_stream_has_a_key_of_128_bits_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys = [5, 6, 5]
-    asked: list[int] = []
-
-    def key_of(size: int) -> bytes:
-        asked.append(size)
-        return bytes([keys[len(asked) - 1]]) * size
-
-    monkeypatch.setattr("secrets.token_bytes", key_of)
-    first, second, again = (secret_stream().random(1000) for _ in keys)
-    assert asked == [16] * 3
-    assert np.array_equal(first, again)
-    assert not set(first.tolist()) & set(second.tolist())
-
-
-def test_a_secret_noise_key_has_256_bits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_keys_have_128_and_256_bits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_bytes", lambda size: bytes(range(size)))
     assert secret_noise_key().key == bytes(range(32))
+    assert np.array_equal(secret_stream().words(9), AesStream(bytes(range(16))).words(9))
     assert "key" not in repr(secret_noise_key())
     monkeypatch.undo()
     assert len({secret_noise_key().key for _ in range(100)}) == 100
+    assert len({secret_stream().words(1)[0] for _ in range(100)}) == 100
 
 
 def test_the_address_scheme_of_noise_stays_what_it_is() -> None:
@@ -144,5 +125,12 @@ def test_the_address_scheme_of_noise_stays_what_it_is() -> None:
     assert np.array_equal(drawn, AesStream(chunk).words(4))
 
 
-def test_nothing_is_drawn_of_size_zero() -> None:
-    assert secret_stream().random(0).shape == (0,)
+def test_coins_of_a_large_pool_are_uniform_and_independent() -> None:
+    """Of consecutive addresses too, and independent between rounds, purposes and neighbours."""
+    count = 342_000
+    coins = Draws(3, "seeded").coins(np.arange(count, dtype=np.uint64))
+    drawn = [coins.of_units(0), coins.of_units(1), coins.of_users(0)]
+    assert min(map(uniforms_p_value, drawn)) > 1e-4
+    drawn.append(np.roll(drawn[0], 1))
+    correlations = np.corrcoef(drawn) - np.eye(4)
+    assert np.abs(correlations).max() < 5 / np.sqrt(count)

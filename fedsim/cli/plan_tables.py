@@ -35,13 +35,15 @@ def print_plan(found: Facts) -> None:
     console = table_console()
     console.print(_strategies(f"B = {found['budget']:,.6g} gradients a round", found))
     console.print(_norms(found["gradient_norms"]["median"]))
-    _say(console, *_steps(found["doublings"]))
-    _say(console, *(one["statement"] for one in found["strategies"].values()))
+    for sentence in (
+        *_steps(found["doublings"]),
+        *(one["statement"] for one in found["strategies"].values()),
+    ):
+        console.print(Text(sentence))
     if found["mechanisms"]:
         console.print(_mechanisms(found["mechanisms"]))
-        _say(console, found["mechanism"])
-    _say(console, *found["notes"])
-    console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
+        console.print(Text(found["mechanism"]))
+    _end(console, found)
 
 
 def print_owners(found: Facts) -> None:
@@ -64,7 +66,13 @@ def print_owners(found: Facts) -> None:
             ),
         )
     console.print(table)
-    _say(console, found["statement"], *found["notes"])
+    console.print(Text(found["statement"]))
+    _end(console, found)
+
+
+def _end(console: Console, found: Facts) -> None:
+    for sentence in found["notes"]:
+        console.print(Text(sentence))
     console.print(Text(f"Recommended: {found['recommendation']['reason']}", style="bold"))
 
 
@@ -109,11 +117,6 @@ def _steps(doublings: list[Facts]) -> list[str]:
         for step in doublings
     ]
     return [f"Estimate-and-Double doubled: {', '.join(ways)}."]
-
-
-def _say(console: Console, *sentences: str) -> None:
-    for sentence in sentences:
-        console.print(Text(sentence))
 
 
 def _number(value: float | None) -> str:

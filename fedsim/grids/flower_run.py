@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -26,7 +27,7 @@ from fedsim.grids.ray_cluster import Share, import_ray, require_here
 from fedsim.registry import resolve
 
 _LINK = "fedsim"  # name of the SuperLink in Flower's config
-_PATIENCE = 60.0  # seconds for a SuperLink to listen, and for a command of `flwr` to answer
+_PATIENCE = 120.0  # seconds for a SuperLink to listen, on a busy machine
 _POLL = 2.0  # seconds between two questions for the status
 _TAIL = 30  # lines of the log in an error
 
@@ -60,12 +61,13 @@ def run_on_flower(
         import_ray()
         workers, cores = settings["workers"], math.ceil(share.cpus_per_worker)
         require_here(Share(workers, share.cpus_per_worker, share.gpus_per_worker))
-        simulated = {
+        simulated: dict[str, float] = {
             "num-supernodes": workers,
             "client-resources-num-cpus": cores,
             "init-args-num-cpus": workers * cores,  # so that each node has a process of its own
-            "client-resources-num-gpus": float(share.gpus_per_worker),
         }
+        if share.gpus_per_worker:
+            simulated["client-resources-num-gpus"] = float(share.gpus_per_worker)
         with _superlink(env) as address:
             _carry_out(env, settings, address, simulated, show)
 
@@ -104,7 +106,11 @@ def _superlink(env: dict[str, str]) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         process.terminate()  # the processes that it started end with it
-        process.wait(_PATIENCE)
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _listens(host: str, port: int) -> bool:
@@ -122,7 +128,7 @@ def _carry_out(
 ) -> None:
     """Submit the run, show its log, and wait for its end; Ctrl-C stops it."""
     home = Path(env["FLWR_HOME"])
-    links = {"superlink": {_LINK: {"address": address, "insecure": True}}}
+    links = {"superlink": {"default": _LINK, _LINK: {"address": address, "insecure": True}}}
     (home / "config.toml").write_text(tomli_w.dumps(links), encoding="utf-8")
     (home / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
     options = [f"--federation-config={key}={value}" for key, value in federation.items()]
@@ -156,8 +162,8 @@ def _end_of(env: dict[str, str], run_id: str) -> dict[str, str]:
 
 def _ask(env: dict[str, str], *arguments: str) -> dict[str, Any]:
     """Return the answer of a `flwr` command, whose exit status says nothing."""
-    process = _start(env, "flwr", *arguments, "--format=json", stdout=-1)
-    out, _ = process.communicate(timeout=_PATIENCE)
+    with _start(env, "flwr", *arguments, "--format=json", stdout=-1) as process:
+        out, _ = process.communicate()
     try:
         answer = dict(json.loads(out))
     except ValueError:

@@ -13,6 +13,7 @@ import numpy as np
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
+from fedsim.plan import RoundPlan
 from fedsim.planner.budget import at_budget, check_budget, largest_budget
 from fedsim.planner.candidates import check_plannable
 from fedsim.planner.variants import changed, tried
@@ -99,55 +100,43 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
     check_budget(wanted)
     degrees = graph.degrees(split.train_examples)
     degrees = degrees[degrees > 0]
-    sizes, configs, group_size = [], {}, 1
-    while True:
-        els = _as_els(config, group_size)
+    found: list[tuple[GroupSize, Config, RoundPlan]] = []
+    for power in range(int(degrees.max() - 1).bit_length() + 1):
+        strategy = {"name": "els", "group_size": 1 << power, "cohort_size": None, "estimator": None}
+        els = changed(config, strategy=strategy)
         if largest_budget(els, materials) >= wanted:
-            configs[group_size] = at_budget(els, materials, wanted)
-            sizes.append(_weighed(configs[group_size], materials))
-        if group_size >= degrees.max():
-            break
-        group_size *= 2
-    if not sizes:
+            els = at_budget(els, materials, wanted)
+            plan = tried(els, materials)
+            found.append((_group_size(els, plan, len(split.train_examples)), els, plan))
+    if not found:
         raise ConfigError(
             f"--budget = {wanted:g}: all {len(split.train_examples)} training examples together "
             "are fewer; give at most that"
         )
     median = int(np.quantile(degrees, 0.5, method="inverted_cdf"))
-    chosen = next((one for one in sizes if one.group_size >= median), sizes[-1])
+    chosen, els, plan = next((one for one in found if one[0].group_size >= median), found[-1])
     return OwnersPlan(
         budget=wanted,
         owners=len(degrees),
-        sizes=tuple(sizes),
-        config=configs[chosen.group_size],
+        sizes=tuple(size for size, _, _ in found),
+        config=els,
         group_size=chosen.group_size,
         reason=(
             f"K = {chosen.group_size} keeps {chosen.part:.0%} of the text: the median owner has "
             f"{median} examples (Charles et al. 2024, App. H); a smaller K has less noise, a "
             "larger keeps more text."
         ),
-        statement=_promised(configs[chosen.group_size], materials),
+        statement=plan_terms(els, plan, els.privacy.epsilon or 0.0, drawn=False).sentence(),
     )
 
 
-def _as_els(config: Config, group_size: int) -> Config:
-    strategy = {"name": "els", "group_size": group_size, "cohort_size": None, "estimator": None}
-    return changed(config, strategy=strategy)
-
-
-def _weighed(config: Config, materials: Materials) -> GroupSize:
-    plan = tried(config, materials)
+def _group_size(config: Config, plan: RoundPlan, examples: int) -> GroupSize:
     norm = config.strategy.clip.l2_clip_norm or plan.clip.norm
     return GroupSize(
         group_size=config.strategy.group_size,
         examples=len(plan.pool),
-        part=len(plan.pool) / len(materials.split.train_examples),
+        part=len(plan.pool) / examples,
         sampling_probability=plan.sampling.probability,
         noise_multiplier=plan.noise_multiplier,
         noise_stddev=plan.noise_stddev * norm / plan.clip.bound,
     )
-
-
-def _promised(config: Config, materials: Materials) -> str:
-    plan, epsilon = tried(config, materials), config.privacy.epsilon or 0.0
-    return plan_terms(config, plan, epsilon, drawn=False).sentence()

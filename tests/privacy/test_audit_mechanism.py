@@ -63,7 +63,7 @@ def test_a_strategys_plan_keeps_its_claim_and_the_audit_comes_near(
 @pytest.mark.parametrize(
     "setting", SETTINGS, ids=lambda setting: f"{setting.strategy} {setting.sampling.kind}"
 )
-@pytest.mark.parametrize("target", [1.0, 4.0, 8.0])
+@pytest.mark.parametrize("target", [1.0, 8.0])
 def test_half_of_the_noise_is_seen(setting: Setting, target: float) -> None:
     """The audit has power: the same claim with less noise than it needs is refuted."""
     plan = setting.plan(target, DELTA)

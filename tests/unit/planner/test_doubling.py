@@ -52,8 +52,3 @@ def test_a_start_that_suffices_is_kept() -> None:
         START,
         (),
     )
-
-
-def test_gradients_of_zero_are_no_reason_to_group() -> None:
-    point, _ = estimate_and_double(64, lambda _: 0.0, _constant, start=START, largest=LARGEST)
-    assert point == Point(1, 64)

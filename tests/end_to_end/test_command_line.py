@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sysconfig
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,7 +14,6 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from scipy.stats import binom
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,15 +37,6 @@ def finished(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = fedsim_ok("run", config, "--out", folder / "run")
     assert "(ε = " in done.stdout
     return folder / "run"
-
-
-def test_a_shell_completes_commands() -> None:
-    script = Path(sysconfig.get_path("scripts")) / "fedsim"
-    typed = {"_FEDSIM_COMPLETE": "complete_bash", "COMP_WORDS": "fedsim ev", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [script], capture_output=True, text=True, check=False, env={**os.environ, **typed}
-    )
-    assert done.stdout.split() == ["evaluate"]
 
 
 def test_the_run_folder_has_what_the_contract_names(finished: Path) -> None:
@@ -121,14 +108,6 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     assert resumed.returncode == (3 if paid_twice else 0), resumed.stderr
 
 
-def test_where_no_text_is_held_out_no_loss_of_it_is_shown(speeches: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "all.toml", speeches, data={"held_out_examples": 0.0})
-    done = fedsim_ok("run", config, "--out", tmp_path / "run")
-    assert "round 4 of 4, no text is held out" in done.stderr
-    assert "No text was held out" in done.stdout
-    assert "nan" not in done.stderr + done.stdout
-
-
 def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
     fedsim_ok("run", finished / "config.toml", "--out", tmp_path / "again")
     assert_same_run(finished, tmp_path / "again")
@@ -150,20 +129,6 @@ def test_the_saved_model_reproduces_the_reported_loss(finished: Path) -> None:
     final = load_report(finished).utility.final
     assert final.tokens == count
     assert losses / count == pytest.approx(final.loss, abs=1e-4)
-
-
-def test_the_trained_parameters_are_in_the_saved_model(finished: Path) -> None:
-    checkpoint = load_file(finished / "checkpoints" / "round-000004.safetensors")
-    served = load_file(finished / "model" / "model.safetensors")
-    trained = {
-        name.removeprefix("parameters/"): value
-        for name, value in checkpoint.items()
-        if name.startswith("parameters/")
-    }
-    assert trained
-    for name, value in trained.items():
-        (match,) = [other for other in served if name.endswith(other) or other.endswith(name)]
-        assert torch.equal(served[match], value)
 
 
 def assert_same_run(left: Path, right: Path) -> None:
@@ -257,26 +222,6 @@ def test_compare_runs_configs_and_reads_folders(
     fedsim_ok("compare", finished, els, "--out", out)
     assert_mixture_epsilon(out / "els")
     assert (out / "els" / "report.json").read_bytes() == before  # not run a second time
-
-
-def test_a_built_store_and_an_own_model(finished: Path, speeches: Path, tmp_path: Path) -> None:
-    """What a run left behind is where the next one starts, over a store that was built before."""
-    store = tmp_path / "store"
-    columns = ("--user-column", "author", "--text-column", "body", "--sequence-length", "12")
-    fedsim_ok(
-        *("data", "build", speeches, *columns, "--tokenizer", finished / "model", "--out", store)
-    )
-    config = write_config(
-        tmp_path / "own.toml",
-        speeches,
-        data={"source": str(store)},
-        model={"name_or_path": str(finished / "model"), "pretraining_steps": None},
-        strategy={"rounds": 1},
-    )
-    fedsim_ok("run", config, "--out", tmp_path / "run")
-    before, after = load_report(finished), load_report(tmp_path / "run")
-    assert after.utility.initial.loss == pytest.approx(before.utility.final.loss, abs=1e-6)
-    assert after.data.users == before.data.users
 
 
 def test_training_that_went_nowhere_is_said_in_one_line(speeches: Path, tmp_path: Path) -> None:

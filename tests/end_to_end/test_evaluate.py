@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.gpt2 import modeling_gpt2
 
-from fedsim.cli.evaluate import _show
 from fedsim.config import load_config
 from fedsim.materials import load_materials
 from fedsim.report.schema import load_report
 from fedsim.runner.launch import run
-from fedsim.utils.terminal import table_console
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.helpers.light import light_config
@@ -45,27 +42,6 @@ def test_it_scores_what_the_report_scored(finished: Path, found: dict[str, Any])
         for name in ("loss", "accuracy_top1", "user_loss", "user_accuracy_top1"):
             assert scores[name] == pytest.approx(getattr(expected, name), rel=1e-9), name
         assert (scores["tokens"], scores["users"]) == (expected.tokens, expected.users)
-
-
-def test_it_writes_over_nothing_else_and_into_nothing_that_is_given_away(
-    finished: Path, found: dict[str, Any], tmp_path: Path
-) -> None:
-    for name in ("report.json", "config.toml"):
-        before = (finished / name).read_bytes()
-        complaint = fedsim("evaluate", finished, "--out", finished / name).complaint
-        assert "exists, and is no earlier answer; give another name" in complaint
-        assert (finished / name).read_bytes() == before
-    shutil.copy(finished / "evaluation.json", tmp_path / "again.json")
-    fedsim_ok("evaluate", finished, "--out", tmp_path / "again.json")
-    for command, place in (("evaluate", "evaluation.json"), ("attack", "attack")):
-        complaint = fedsim(command, finished, "--out", finished / "model" / place).complaint
-        assert "is to be given away, and this is computed on private text" in complaint
-    (tmp_path / "link").symlink_to(finished / "model")
-    complaint = fedsim("evaluate", finished, "--out", tmp_path / "link" / "mine.json").complaint
-    assert "is to be given away" in complaint
-    audit = ("audit", finished / "config.toml", "--out", finished / "model" / "audit")
-    assert "is to be given away" in fedsim(*audit).complaint
-    assert not any(path.name.startswith(("attack", "audit")) for path in finished.rglob("model/*"))
 
 
 def test_head_words_are_counted_as_a_plain_loop_does(finished: Path, found: dict[str, Any]) -> None:
@@ -104,15 +80,6 @@ def test_samples_are_the_models_own_and_in_the_report(
     assert "What it writes" in page
 
 
-def test_a_model_may_write_what_rich_would_read(
-    found: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Brackets are rich's markup: a chat's [/INST] would end the command, a [bold] would go."""
-    final = found["stages"]["final"] | {"samples": ["[/INST] [bold]so[/b] :smile:"]}
-    _show(found | {"stages": {"final": final}}, table_console())
-    assert "  '[/INST] [bold]so[/b] :smile:'\n" in capsys.readouterr().out
-
-
 def test_every_held_out_user_is_personalised_or_counted(
     finished: Path, found: dict[str, Any]
 ) -> None:
@@ -125,11 +92,6 @@ def test_every_held_out_user_is_personalised_or_counted(
         without, own = (personalised[stage][part] for part in ("without", "personalised"))
         assert without["loss"] > 0.0
         assert own["loss"] != without["loss"]
-
-
-@pytest.mark.parametrize("command", ["evaluate", "attack"])
-def test_a_folder_without_a_run_is_named(command: str, tmp_path: Path) -> None:
-    assert "holds no finished run" in fedsim(command, tmp_path).complaint
 
 
 @pytest.mark.parametrize("command", [("evaluate",), ("attack",), ("push", "me/it", "--dry-run")])
@@ -201,14 +163,6 @@ def test_without_held_out_users_there_is_nobody_to_personalise_for(
     assert "no user is left to personalise for" in complaint
 
 
-def test_an_edited_config_that_holds_out_others_is_refused(finished: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(finished, tmp_path / "run")
-    text = (other / "config.toml").read_text(encoding="utf-8")
-    edited = text.replace("held_out_users = 0.3", "held_out_users = 0.1")
-    (other / "config.toml").write_text(edited, encoding="utf-8")
-    assert "put back the [data] that the run began with" in fedsim("evaluate", other).complaint
-
-
 def test_start_and_end_are_personalised_by_the_same_parameters(
     speeches: Path, tmp_path: Path
 ) -> None:
@@ -228,30 +182,3 @@ def test_start_and_end_are_personalised_by_the_same_parameters(
     assert last["personalised"]["loss"] == pytest.approx(first["personalised"]["loss"], rel=1e-5)
     wild = fedsim_json("evaluate", done.path, "--personalise", "1", "--learning-rate", "1e30")
     assert wild["personalisation"]["final"]["users_diverged"] > 0
-
-
-@pytest.mark.parametrize(
-    "model",
-    [{}, {"trainable": None, "lora_rank": 2, "merged": False}],
-    ids=["merged", "adapter alone"],
-)
-def test_with_fused_attention_nothing_of_a_run_computes_the_other(
-    model: dict[str, Any], speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the trained model either: texts may be so long that only one of them fits the memory."""
-
-    def eager(*_: object, **__: object) -> None:
-        raise AssertionError("attention that keeps its weights")
-
-    monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", eager)
-    config = light_config(
-        speeches,
-        data={"held_out_users": 0.3},
-        model={"attention": "sdpa", **model},
-        strategy={"rounds": 2},
-    )
-    run(config, tmp_path / "run")
-    done = fedsim_ok("evaluate", tmp_path / "run", "--personalise", "1")
-    assert "(epochs 1, batch size 8, learning rate 0.1)" in " ".join(done.stdout.split())
-    with pytest.raises(AssertionError, match="keeps its weights"):  # where it would have been seen
-        run(light_config(speeches, strategy={"rounds": 2}), tmp_path / "eager")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 
 import pytest
@@ -83,14 +82,6 @@ def test_units_of_different_numbers_need_the_mixture() -> None:
     assert epsilon_of_composition(costs, 1e-5) == epsilon_of_composition(costs, 1e-5, "mixture")
     with pytest.raises(ConfigError, match="2 units per user"):
         epsilon_of_composition(costs, 1e-5, "rdp")
-
-
-def test_rdp_s_lines_per_left_out_order_stay_away(caplog: pytest.LogCaptureFixture) -> None:
-    before = logging.getLogger("absl").level
-    with caplog.at_level(logging.WARNING):
-        epsilon(poisson(0.1, 0.76), 60, 1e-5, "rdp")  # says six of them otherwise
-    assert not caplog.records
-    assert logging.getLogger("absl").level == before
 
 
 def test_a_delta_below_the_pld_s_resolution_has_no_finite_epsilon() -> None:

@@ -86,7 +86,3 @@ def test_a_rate_that_a_float_hardly_tells_from_none_is_no_less_than_an_attack_sh
         shown = float(np.max(found - math.exp(level) * wrong))
         assert shown > 0.1 * rounds * probability
         assert delta(RoundCost(coins, noise), rounds, level, relation=relation) >= shown
-
-
-def test_what_is_rarer_than_delta_is_free() -> None:
-    assert epsilon(RoundCost(PoissonSampling(1e-7), 1.0), 1, 1e-6) == 0.0

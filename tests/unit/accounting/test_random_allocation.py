@@ -24,7 +24,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import random_allocation as module
 from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.errors import ConfigError
-from fedsim.sampling import BalancedSampling, PoissonSampling
+from fedsim.sampling import BalancedSampling
 
 Array = npt.NDArray[np.float64]
 
@@ -169,20 +169,6 @@ def test_one_of_many_rounds_against_a_fourier_transform(rounds: int, noise: floa
             assert close <= side.delta(at) <= close * 1.02
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 7, 625, 9999])  # halves even and odd, alike or not
-@pytest.mark.parametrize("noise", [1.0, 4.0, 100.0])
-def test_a_spread_has_the_mean_and_a_variance_barely_larger(rounds: int, noise: float) -> None:
-    """Under Q the ratio of one of t rounds has mean 1 and variance (e^(1/σ²) - 1)/t."""
-    _, add = composed(BalancedSampling(rounds, 1), noise, 1 / 32).directions
-    law = add.parts[0]
-    ratios = np.exp(-law.losses)
-    for total in (law.probabilities.sum(), law.probabilities @ ratios):
-        assert 1.0 <= total <= 1.0 + 1e-5  # what floating point may do is charged
-    variance = law.probabilities @ (ratios - 1.0) ** 2
-    exact = math.expm1(noise**-2) / rounds
-    assert exact * (1.0 - 1e-6) <= variance <= exact * 1.01
-
-
 RANDOM = [
     (int(size * passes), int(passes), float(noise), float(at))
     for size, passes, noise, at in zip(
@@ -239,55 +225,6 @@ def test_monotone_in_noise_delta_and_participations(rounds: int) -> None:
         for more, less in itertools.pairwise(values):
             assert less <= more * (1.0 + GRID)
         assert len(values) == 1 or values[-1] < values[0]
-
-
-def test_finer_grids_only_take_off() -> None:
-    allocation = BalancedSampling(1000, 10)
-    values = [composed(allocation, 0.8, f).get_epsilon_for_delta(1e-7) for f in (1 / 8, 1 / 16)]
-    finest = composed(allocation, 0.8, 1 / 64).get_epsilon_for_delta(1e-7)
-    assert values[0] > values[1] > finest
-    assert epsilon(allocation, 0.8, 1e-7) <= finest * 1.004
-
-
-def test_extremes() -> None:
-    allocation = BalancedSampling(100, 4)
-    assert epsilon(allocation, 0.05, 1e-6) > 300.0
-    assert epsilon(allocation, 0.01, 1e-6) > 1e4
-    assert epsilon(allocation, 1e6, 1e-9) < 1e-3
-    assert epsilon(allocation, 1.0, 0.9) == 0.0
-    assert epsilon(allocation, 1.0, 1e-20) == math.inf
-    assert delta(allocation, 1.0, 1e3) < 1e-15
-    assert delta(allocation, 0.05, 0.0) == pytest.approx(1.0)
-    with pytest.raises(ConfigError, match="noise_multiplier = 1e-05: so little"):
-        epsilon(allocation, 1e-5, 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "taken", "noise", "at"),
-    [
-        (10_000, 1, 0.5, 1e-9),
-        (10_000, 1, 20.0, 1e-9),
-        (10_000, 1000, 1.0, 1e-5),
-        (1001, 7, 0.7, 1e-4),
-    ],
-)
-def test_little_work_and_about_what_poisson_sampling_costs(
-    rounds: int, taken: int, noise: float, at: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The work is the pairs of points whose sums are placed, 1e7 of them or so."""
-    honest, pairs = module._Law.plus, 0
-
-    def counted(law: Any, other: Any, *rest: Any) -> Any:  # noqa: ANN401
-        nonlocal pairs
-        pairs += len(law.masses) * len(other.masses)
-        return honest(law, other, *rest)
-
-    monkeypatch.setattr(module._Law, "plus", counted)
-    module.composed.cache_clear()
-    found = epsilon(BalancedSampling(rounds, taken), noise, at)
-    assert 0 < pairs < 5e7
-    similar = accountants.epsilon(RoundCost(PoissonSampling(taken / rounds), noise), rounds, at)
-    assert 0.8 * similar < found < 1.02 * similar
 
 
 def test_calibration_is_on_the_safe_side() -> None:

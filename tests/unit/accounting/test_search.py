@@ -151,13 +151,6 @@ def test_two_searches_cost_the_sum_of_both() -> None:
         choose([cost, RoundCost(POISSON, 1.0)])
 
 
-@pytest.mark.parametrize("stopping", STOPPINGS)
-def test_a_search_that_is_listed_twice_is_two(stopping: Stopping) -> None:
-    cost = searched(stopping)
-    twice = epsilon_of_composition([(cost, 40), (cost, 40)], DELTA)
-    assert twice == epsilon(cost, 80, DELTA) > epsilon(cost, 40, DELTA)
-
-
 @pytest.mark.parametrize("stopping", STOPPINGS[:2])
 def test_a_filter_pays_what_the_theorem_says(stopping: Stopping) -> None:
     cost = searched(stopping, noise=3.0)
@@ -213,11 +206,3 @@ def test_a_ledger_keeps_it_and_a_statement_says_it() -> None:
     broken = {**cost.to_json(), "search": {"trials": 2.0}}
     with pytest.raises(ConfigError, match="search = "):
         RoundCost.from_json(broken)
-
-
-@pytest.mark.parametrize("stopping", [["geometric"], {"a": 1}, None])
-def test_a_law_that_is_no_name_is_refused(stopping: object) -> None:
-    content = searched("geometric").to_json()
-    content["search"] = {**content["search"], "stopping": stopping}
-    with pytest.raises(ConfigError, match=r"stopping = .*: expected a string"):
-        RoundCost.from_json(content)

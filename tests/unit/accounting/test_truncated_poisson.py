@@ -13,8 +13,6 @@ from scipy import stats
 
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.methods.mixture_pld import mixture_pld
-from fedsim.accounting.rounding import text_up
 from fedsim.sampling import PoissonSampling, Relation, TruncatedPoissonSampling
 
 NOISE, PROBABILITY, ROUNDS, DELTA = 4.0, 0.02, 100, 1e-6
@@ -77,75 +75,6 @@ def test_never_below_dp_accounting_at_the_true_population(
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, ROUNDS))
     assert spent(15, population, relation) >= accountant.get_epsilon(DELTA) * (1.0 - 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("probability", "cap", "noise", "dearer"),
-    [(1.0, 99, 10.0, 1.02), (0.9, 90, 10.0, 1.13), (0.3, 25, 5.0, 1.4)],
-)
-def test_many_rounds_of_the_worst_users_cost_nearly_what_is_stated(
-    probability: float, cap: int, noise: float, dearer: float
-) -> None:
-    """99 others add -1 and the user 1, in every round: what two such pools give is a lower bound.
-
-    Plain sampling's ε is below it.
-    """
-    pools = sums(99, probability, cap, None), sums(99, probability, cap, 1)
-    least = max(told_apart(one, other, noise) for one, other in (pools, pools[::-1]))
-    cost = RoundCost(TruncatedPoissonSampling(probability, cap, 100), noise)
-    assert least <= epsilon(cost, ROUNDS, DELTA, "pld") <= dearer * least
-    assert epsilon(RoundCost(PoissonSampling(probability), noise), ROUNDS, DELTA, "pld") < least
-
-
-@pytest.mark.parametrize(
-    ("cap", "stated", "unsafe"),
-    [(1, 2.27, 1.41), (2, 3.12, 2.56), (5, 4.25, 3.98), (20, 5.67, 5.59), (100, 5.59, 5.59)],
-)
-def test_the_table_of_small_caps(cap: int, stated: float, unsafe: float) -> None:
-    """Of docs/accounting.md: by a fixed grid, at the full rate and at the rate of those kept."""
-    rate, others = 2.0 * cap / 3.0 / 1000.0, 999
-    reached, width = float(stats.binom.sf(cap - 1, others, rate)), 1e-4
-    plain = mixture_pld(1.0, [0.0, 1.0], [1.0 - rate, rate], width)
-    for kept, shown in ((rate, stated), (rate * cap / (cap + 1), unsafe)):
-        displacing = mixture_pld(0.5, [0.0, 1.0], [1.0 - kept, kept], width)
-        run = displacing.compute_mixture(plain, reached).self_compose(100)
-        assert run.get_epsilon_for_delta(1e-6) == pytest.approx(shown, abs=0.011)
-    cost = RoundCost(TruncatedPoissonSampling(rate, cap, 1000), 1.0)
-    assert text_up(epsilon(cost, 100, 1e-6), 3) == f"{stated:g}"
-
-
-def test_dp_accounting_charges_twice_as_much_where_half_of_all_rounds_are_cut() -> None:
-    """The example of docs/accounting.md."""
-    event = dp_event.TruncatedSubsampledGaussianDpEvent(10_000, 0.1, 1000, 10.0)
-    accountant = dp_accounting.pld.PLDAccountant()
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 3000))
-    assert accountant.get_epsilon(1e-6) == pytest.approx(8.21, abs=0.005)
-    cost = RoundCost(TruncatedPoissonSampling(0.1, 1000, 10_000), 10.0)
-    assert epsilon(cost, 3000, 1e-6) == pytest.approx(4.23, abs=0.005)
-    assert epsilon(cost, 3000, 1e-6, "pld", Relation.ZERO_OUT) == pytest.approx(8.43, abs=0.005)
-
-
-def told_apart(left: dict[int, float], right: dict[int, float], noise: float) -> float:
-    """A lower bound on ε after all rounds: sums are seen rounded to a hundredth of the noise."""
-    edges = np.arange(min(*left, *right) - 9 * noise, max(*left, *right) + 9 * noise, noise / 100)
-    one, other = (
-        np.diff(sum(p * stats.norm.cdf(edges, mean, noise) for mean, p in law.items()))
-        for law in (left, right)
-    )
-    precise = (one > 1e-13) & (other > 1e-13)  # to leave sums out makes δ smaller
-    one, other, width = one[precise], other[precise], 1e-3
-    losses = np.log(one / other)
-    first = math.floor(losses.min() / width)
-    spread = np.bincount(np.floor(losses / width).astype(int) - first, weights=one)
-    size = 1 << math.ceil(math.log2(ROUNDS * len(spread)))
-    spread = np.maximum(np.fft.irfft(np.fft.rfft(spread, size) ** ROUNDS, size), 0.0)
-    at = (np.arange(size) + ROUNDS * first) * width
-    lower, upper = 0.0, 100.0
-    for _ in range(30):
-        middle = (lower + upper) / 2.0
-        told = spread @ np.maximum(-np.expm1(middle - at), 0.0) > DELTA
-        lower, upper = (middle, upper) if told else (lower, middle)
-    return lower
 
 
 @pytest.mark.parametrize(

@@ -110,12 +110,6 @@ class Started:
         return {name: value.clone() for name, value in self._parameters.items()}
 
 
-def test_other_rules_score_nothing(fresh: Materials, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "score_padded", refuse)
-    for rule in ("random", "longest", "shortest", "random-chunk"):
-        assert losses_for(fresh, rule) is None
-
-
 def test_example_level_sampling_pools_by_perplexity_and_refuses_chunks(speeches: Path) -> None:
     strategy = {"name": "els", "cohort_size": None, "batch_size": 4, "group_size": 1}
     config = light_config(speeches, strategy={**strategy, "selection": "highest-perplexity"})
@@ -175,27 +169,3 @@ def test_a_store_of_another_tokenizer_is_refused_before_a_model_is_pre_trained(
     with pytest.raises(ConfigError, match=r"--model = 'mcmahan-lstm': .*; give the model that it"):
         selection_table.selection_table(materials.store, "mcmahan-lstm", group_size=1)
     assert asked == [ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0)]
-
-
-def test_the_choices_by_perplexity_are_of_the_pre_trained_model(
-    materials: Materials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its start is that of the runs, whose tokenizer alone is looked at before."""
-    loaded: list[tuple[LanguageModel, int | None]] = []
-    scored: list[LanguageModel] = []
-
-    def load(config: ModelConfig, *, sequence_length: int) -> LanguageModel:
-        model = load_model(ModelConfig(pretraining_steps=0), sequence_length=sequence_length)
-        loaded.append((model, config.pretraining_steps))
-        return model
-
-    def row(given: Materials, *_: object) -> dict[str, object]:
-        scored.append(given.model)
-        return {}
-
-    monkeypatch.setattr(selection_table, "load_model", load)
-    monkeypatch.setattr(selection_table, "_row", row)
-    selection_table.selection_table(materials.store, "tiny-gpt", group_size=1)
-    (trained,) = (model for model, steps in loaded if steps is None)
-    assert scored
-    assert all(model is trained for model in scored)

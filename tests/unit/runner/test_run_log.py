@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.runner import log as module
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
@@ -45,36 +44,6 @@ def test_a_run_names_parameters_that_no_text_uses(
     assert len(said) == 1
     assert "depends on tower.0, tower.1, " in said[0]
     assert "tower.7, ...; if none ever does, noise alone moves it: leave it out" in said[0]
-
-
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_a_gpu_that_is_not_there_is_said(
-    gpus: int, speeches: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    asked = {"gpus_per_worker": gpus}
-    run(light_config(speeches, strategy={"rounds": 1}, executor=asked), tmp_path / "run")
-    said = [text for text in caplog.messages if "sees no GPU here" in text]
-    assert len(said) == gpus
-
-
-def test_it_rotates(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(module, "_BYTES", 2_000)
-    with run_log(tmp_path):
-        for number in range(200):
-            logging.getLogger("fedsim").warning("line %d", number)
-    files = sorted(tmp_path.iterdir())
-    assert [path.name for path in files] == [LOG, f"{LOG}.1", f"{LOG}.2", f"{LOG}.3"]
-    assert all(path.stat().st_size <= 2_000 for path in files)
-    assert "line 199" in files[0].read_text(encoding="utf-8")
-
-
-def test_an_error_is_named_by_its_type_alone(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), run_log(tmp_path):
-        raise RuntimeError("what a user wrote")
-    text = (tmp_path / LOG).read_text(encoding="utf-8")
-    assert "ERROR fedsim: ended by RuntimeError\n" in text
-    assert "wrote" not in text
 
 
 def test_a_full_disk_is_no_error_of_the_run(tmp_path: Path, capsys: Capture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +11,6 @@ import pytest
 
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, TrainingConfig
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.evaluation.private_scores import private_scores
@@ -22,13 +20,11 @@ from fedsim.runner.finished import Run
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.shared_ledger import read_shared
-from fedsim.runner.summary import queries
 from fedsim.sampling import PoissonSampling
-from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import scalars
-from tests.helpers.commands import fedsim, fedsim_ok
-from tests.helpers.light import light_config, write_config
+from tests.helpers.commands import fedsim_ok
+from tests.helpers.light import light_config
 
 SCORES = {"noise_multiplier": 4.0, "loss_bound": 6.0}
 PROMISE: dict[str, Any] = {
@@ -133,24 +129,6 @@ def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches
     assert all(question in html.unescape(page) for question in rows)
 
 
-def test_scores_of_earlier_draws_are_no_rounds(speeches: Path) -> None:
-    """A run that was taken up by other versions has charges under the ids of both."""
-    config = scored(speeches, every=2)
-    materials = load_materials(config.seed, config.data, config.model, "cpu")
-    plan = build_plan(config, materials)
-    earlier = replace(plan, seed=plan.seed + 1)
-    ledger = Ledger()
-    for drawn, rounds in ((earlier, (0, 1, 2)), (plan, (2, 3))):
-        for number in rounds:
-            ledger = ledger.charge(number, drawn.cost, drawn.draws.release_id)
-            ledger = drawn.charged_score(ledger, number + 1)
-    rows = queries(config, plan, ServerState(4, {}, ledger=ledger))
-    assert [(row.times, row.paid_by) for row in rows if row.covered] == [
-        (5, f"noise multiplier {plan.noise_multiplier:.5g}"),
-        (2, "noise multiplier 4"),
-    ]
-
-
 def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> None:
     strategy = {"name": "non-private", "clip": None}
     privacy = {"noise_multiplier": None, "delta": None, "noise": None}
@@ -170,12 +148,6 @@ def test_noise_without_a_finite_epsilon_is_refused(
     ):
         run(scored(speeches, privacy=privacy, training=training), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_number_of_examples_declares_no_number_of_users(speeches: Path, tmp_path: Path) -> None:
-    privacy = {**PROMISE, "declared_num_users": None, "declared_num_examples": 100}
-    report = run(scored(speeches, privacy=privacy), tmp_path / "run").report.privacy
-    assert any("how many users there are" in query.question for query in report.queries)
 
 
 def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path: Path) -> None:
@@ -215,14 +187,6 @@ def test_a_score_that_is_done_again_is_charged_once_where_it_repeats(
     assert again.read_ledger() == RunFolder(finished).read_ledger()
 
 
-def test_secure_scores_are_other_draws_and_the_split_is_secret(
-    speeches: Path, tmp_path: Path
-) -> None:
-    config = scored(speeches, privacy={**PROMISE, "noise": "secure"})
-    first, second = (run(config, tmp_path / name).report.private_scores for name in "ab")
-    assert first != second
-
-
 def test_a_shared_ledger_pays_for_rounds_and_scores(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 12.0, "delta": 1e-3}
     run(
@@ -230,21 +194,6 @@ def test_a_shared_ledger_pays_for_rounds_and_scores(speeches: Path, tmp_path: Pa
     )
     held = read_shared(tmp_path / "shared.json")
     assert dict(held.ledger.costs)[score_cost()] == 1
-
-
-def test_what_is_released_beside_the_rounds_has_draws_of_its_own(speeches: Path) -> None:
-    """Another noise for the rounds at the same seed would show what the two runs share."""
-    seeds = set()
-    for scores in (None, SCORES, {**SCORES, "noise_multiplier": 5.0}, {**SCORES, "every": 2}):
-        config = light_config(  # the noise of the rounds is the same: it decides nothing here
-            speeches,
-            data={"held_out_examples": 0.4},
-            privacy={"noise_multiplier": 1.0},
-            training={"private_evaluation": scores},
-        )
-        materials = load_materials(config.seed, config.data, config.model, "cpu")
-        seeds.add(build_plan(config, materials).seed)
-    assert len(seeds) == 4
 
 
 def test_a_score_has_another_key_than_the_rounds(
@@ -291,18 +240,6 @@ def test_balanced_sampling_pays_for_scores_too(speeches: Path, tmp_path: Path) -
     report = run(scored(speeches, strategy=strategy), tmp_path / "run").report.privacy
     assert report.accountant == "random-allocation"
     assert report.epsilon is not None and report.epsilon <= 6.0
-
-
-def test_the_command_line_says_them(speeches: Path, tmp_path: Path) -> None:
-    path = write_config(
-        tmp_path / "c.toml",
-        speeches,
-        data={"held_out_examples": 0.4},
-        privacy=PROMISE,
-        training={"private_evaluation": SCORES},
-    )
-    done = fedsim("run", path, "--out", tmp_path / "run")
-    assert "Private scores, covered by the ε above: Held-out loss" in done.stdout
 
 
 def test_a_run_that_others_ended_is_not_said_to_have_made_rounds_again(

@@ -15,9 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.sweep.cells import Variation, expand, parse_variation, run_name
 from fedsim.sweep.compare import sweep
 from fedsim.sweep.jobs import Job, Outcome, Outcomes
-from fedsim.sweep.measure import why_missed
 from tests.helpers.commands import write_config
-from tests.helpers.light import light_config
 
 
 @pytest.fixture
@@ -122,14 +120,6 @@ def test_a_wrong_grid_is_found_before_anything_is_run(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("stem", [".", "..", "comparison.csv", "x.error.txt"])
-def test_a_file_that_no_run_can_be_called_after(config: Path, tmp_path: Path, stem: str) -> None:
-    other = config.rename(tmp_path / f"{stem}.toml")
-    with pytest.raises(ConfigError, match="rename"):
-        sweep([other], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_names_that_fall_together_are_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two runs would share the folder .*name_or_path=a_b"):
         sweep([config], tmp_path / "out", vary=["model.name_or_path=a/b,a_b"])
@@ -203,12 +193,3 @@ def test_epsilon_is_short_for_varying_it(
     assert app(arguments, standalone_mode=False) == 1
     assert [job.config.privacy.epsilon for job in asked] == [2.0, 4.0, 8.0]
     assert [job.name for job in asked] == ["uls,epsilon=2", "uls,epsilon=4", "uls,epsilon=8"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"), [("poisson", "it held out other text"), ("fixed-size", "its sampler")]
-)
-def test_a_missed_budget_has_its_own_reason(kind: str, reason: str, speeches: Path) -> None:
-    """A Poisson cohort may be of any size: there, the text that a run holds out differs."""
-    config = light_config(speeches, strategy={"sampling": {"kind": kind}})
-    assert reason in why_missed(config)

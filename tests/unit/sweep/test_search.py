@@ -12,7 +12,7 @@ import pytest
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import load_config
-from fedsim.errors import BudgetSpentError, HaltedError
+from fedsim.errors import BudgetSpentError
 from fedsim.report.schema import load_report
 from fedsim.runner.detailed_evaluation import evaluate_run
 from fedsim.runner.folder import RunFolder
@@ -159,16 +159,6 @@ def test_what_a_search_refuses(
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.json"))
 
 
-def test_where_no_trial_is_drawn_there_is_no_winner_and_the_price_stays(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw(monkeypatch, 0)
-    config = write(tmp_path / "c.toml", speeches)
-    with pytest.raises(HaltedError, match="no trial was drawn; its price is charged"):
-        run_search(cells_of(config), tmp_path / "none", trials=2.0)
-    assert (tmp_path / "none" / "ledger.json").exists()
-
-
 def test_a_dry_run_says_what_it_would_cost(speeches: Path, tmp_path: Path) -> None:
     config = write(tmp_path / "c.toml", speeches)
     done = fedsim("tune", config, "--vary", RATES, "--dry-run", "--json", "--out", tmp_path / "x")
@@ -245,31 +235,6 @@ def test_trackers_see_the_winner_alone(
     winner = run_search(cells_of(config, tracked), tmp_path / "out", trials=6.0, runner=noted)
     assert not seen
     assert list(winner.glob("tensorboard/events.out.tfevents.*"))
-
-
-def test_what_a_search_says_before_it_begins_has_all_terms(speeches: Path, tmp_path: Path) -> None:
-    sampling = {"strategy.sampling": '{ kind = "shuffled" }'}
-    config = write(tmp_path / "c.toml", speeches, declared_num_users=None)
-    options = [f"--set={key}={value}" for key, value in sampling.items()]
-    done = fedsim_ok("tune", config, "--vary", RATES, "--dry-run", *options)
-    assert done.stderr.count("was counted in the private data") == 1  # for all candidates
-    assert "Hypothetical, not a guarantee for this run" in done.stdout
-    assert "by the pld accountant" in done.stdout
-    drawn = "--set=privacy.noise='secure'"
-    done = fedsim("tune", config, "--vary", RATES, "--dry-run", drawn)
-    assert "It takes coins and noise that stay secret." in done.stdout
-    assert "are secret" not in done.stdout
-
-
-def test_what_a_shared_ledger_cannot_price_leaves_nothing_behind(
-    speeches: Path, tmp_path: Path
-) -> None:
-    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
-    config = write(tmp_path / "c.toml", speeches, noise="secure", shared=shared)
-    options = ("--stopping", "poisson", "--vary", RATES, "--out", tmp_path / "out")
-    assert "cannot share a ledger" in fedsim("tune", config, *options).complaint
-    assert not (tmp_path / "out" / STATE).exists()
-    assert not (tmp_path / "shared.json").exists()
 
 
 def test_a_hypothetical_promise_covers_no_score(speeches: Path, tmp_path: Path) -> None:

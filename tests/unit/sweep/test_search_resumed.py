@@ -102,18 +102,6 @@ def test_a_failed_trial_stops_the_search_and_can_be_taken_up(
     assert run_search(cells, tmp_path / "out", trials=3.0, resume=True).exists()
 
 
-def test_a_search_that_goes_on_needs_the_ledger_that_paid_for_it(
-    speeches: Path, tmp_path: Path
-) -> None:
-    shared = {"ledger": str(tmp_path / "shared.json"), "epsilon": 20.0, "delta": 1e-3}
-    cells = cells_of(write(tmp_path / "c.toml", speeches, shared=shared))
-    with pytest.raises(KeyboardInterrupt):
-        run_search(cells, tmp_path / "out", trials=6.0, runner=Interrupted(0))
-    (tmp_path / "shared.json").unlink()
-    with pytest.raises(ConfigError, match="lacks 1 releases"):
-        run_search(cells, tmp_path / "out", trials=6.0, resume=True)
-
-
 def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path) -> None:
     own = tmp_path / speeches.name
     own.write_bytes(speeches.read_bytes())

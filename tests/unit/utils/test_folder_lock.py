@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.experiments import demo
 from fedsim.runner.folder import RunFolder
-from fedsim.sweep.compare import compare
-from fedsim.sweep.jobs import Job, attempt
 from fedsim.utils.locks import LOCK, check_no_writer, sole_writer
-from tests.conftest import small_config
-from tests.helpers.commands import fedsim, write_config
 
 TAKEN = "is being written by another process; wait for its end, or name another folder"
 
@@ -56,23 +50,3 @@ def test_what_a_killed_writer_leaves_is_no_lock(tmp_path: Path) -> None:
     check_no_writer(tmp_path)
     with sole_writer(tmp_path):
         pass
-
-
-def test_comparisons_and_the_demo_refuse_a_folder_in_use(tmp_path: Path, speeches: Path) -> None:
-    config = write_config(tmp_path / "a.toml", speeches)
-    out = tmp_path / "out"
-    with sole_writer(out):
-        with pytest.raises(ConfigError, match=TAKEN):
-            compare([config], out)
-        with pytest.raises(ConfigError, match=TAKEN):
-            demo.run(out)
-        repeated = fedsim("compare", config, "--seeds", "2", "--out", out)
-        assert re.search(TAKEN, repeated.complaint)
-        assert [path.name for path in out.iterdir()] == [LOCK]
-
-
-def test_a_run_of_a_sweep_is_refused_and_the_others_go_on(tmp_path: Path, speeches: Path) -> None:
-    with sole_writer(tmp_path / "run"):
-        outcome = attempt(Job("a", small_config(speeches), tmp_path / "run"))
-        assert outcome.ending == "wrong input"
-        assert TAKEN in outcome.reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -40,19 +39,3 @@ def test_an_error_goes_first_and_the_handler_is_pythons_again() -> None:
         signal.raise_signal(signal.SIGINT)
         raise ValueError("it")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_another_handler_stays_and_so_does_a_thread_without_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Interrupts("it"):
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def elsewhere() -> None:
-        with Interrupts("it") as interrupts:
-            interrupts.hold()
-            interrupts.release()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(elsewhere).result()

@@ -9,20 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 from rich.table import Table
 
 from fedsim.cli.main import _ToStandardError
 from fedsim.data.building import build
 from fedsim.experiments.studies.common.output import steps
-from fedsim.report.schema import RoundMetrics
-from fedsim.runner.progress import CountProgress, RoundProgress
+from fedsim.runner.progress import CountProgress
 from fedsim.utils import terminal
 from fedsim.utils.terminal import is_terminal, progress_console, status_when_slow, table_console
 from tests.conftest import Capture, Log, Patch
@@ -33,16 +31,6 @@ def _no_columns(monkeypatch: Patch) -> Iterator[None]:
     for name in ("COLUMNS", "TERM", "JPY_PARENT_PID", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     yield
-
-
-def test_counts_of_private_texts_are_marked_on_a_terminal_too(monkeypatch: Patch) -> None:
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=120)
-    monkeypatch.setattr(build, "is_terminal", lambda _: True)
-    monkeypatch.setattr(build, "progress_console", lambda: console)
-    with build.terminal_progress() as report:
-        report("tokenising: 17,000 texts of 900 users")
-    assert "900 users (no ε covers these numbers)" in shown.getvalue()
 
 
 def test_a_pipe_is_wide_unless_columns_says_otherwise(monkeypatch: Patch, capsys: Capture) -> None:
@@ -73,17 +61,6 @@ def test_a_file_gets_no_colours_whatever_is_forced(monkeypatch: Patch, capsys: C
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_stand_in_that_only_writes_is_no_terminal(monkeypatch: Patch) -> None:
-    """As a program has that copies what is written to a logger."""
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=said.write, flush=said.flush))
-    with CountProgress("audit", 1) as bar:
-        bar.advance()
-    closed = io.StringIO()
-    closed.close()
-    assert not is_terminal(closed)
-
-
 def test_what_is_logged_goes_to_what_is_standard_error_then() -> None:
     """A bar takes its place while it is shown: a line that went past it would be glued to it."""
     log, handler = logging.getLogger("of this test"), _ToStandardError()
@@ -94,35 +71,6 @@ def test_what_is_logged_goes_to_what_is_standard_error_then() -> None:
     finally:
         log.removeHandler(handler)
     assert said.getvalue() == "a line\n"
-
-
-def test_a_spinner_leaves_standard_error_where_it_is(monkeypatch: Patch) -> None:
-    """It starts in a thread, also while a library's warnings are kept from standard error."""
-
-    class AtOnce(threading.Timer):
-        def __init__(self, _seconds: float, start: Callable[[], None]) -> None:
-            super().__init__(0.0, start)
-
-        def start(self) -> None:
-            self.function()
-
-        def join(self, timeout: float | None = None) -> None:
-            pass
-
-    monkeypatch.setattr(threading, "Timer", AtOnce)
-    shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True)
-    monkeypatch.setattr(terminal, "progress_console", lambda: console)
-    before = sys.stderr
-    with status_when_slow("scoring"):
-        assert sys.stderr is before
-    assert "scoring" in shown.getvalue()
-
-
-def test_a_sentence_is_one_line_in_a_file(capsys: Capture) -> None:
-    sentence = "Every user has ε of all that follows; " * 9
-    table_console().print(sentence)
-    assert capsys.readouterr().out == f"{sentence}\n"
 
 
 def test_long_work_says_something_where_there_is_no_bar(
@@ -148,29 +96,6 @@ def test_long_work_says_something_where_there_is_no_bar(
     with caplog.at_level(logging.INFO):
         assert list(steps("abc", "noise of the filter")) == ["a", "b", "c"]
     assert [record.message for record in caplog.records] == ["noise of the filter: 2 of 3"]
-
-
-def test_a_round_of_hours_and_rounds_without_a_score_say_something(
-    caplog: Log, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(terminal, "_QUIET", 0.2)
-    runs, audit = RoundProgress("uls", 9, 3, any_held_out=True), CountProgress("audit", 9)
-    of_round = {"units": 1, "gradients": 1, "non_finite": 0, "estimate_norm": 1.0}
-    line = RoundMetrics.model_validate({"round": 4, "epsilon": None, **of_round})
-    cases: list[tuple[RoundProgress | CountProgress, Callable[[], None], str]] = [
-        (runs, lambda: runs.advance(line), "uls: 4 of 9 rounds done, "),
-        (audit, audit.advance, "audit: 1 of 9 rounds done, "),
-    ]
-    for bar, advance, said in cases:
-        caplog.clear()
-        with caplog.at_level(logging.INFO), bar:
-            advance()
-            for _ in range(100):  # seconds are longer where others compute
-                time.sleep(0.1)
-                if sum(record.message.startswith(said) for record in caplog.records) == 2:
-                    break
-            else:
-                pytest.fail("no two signs of life")
 
 
 def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(

@@ -12,7 +12,6 @@ import pytest
 from safetensors import SafetensorError
 
 from fedsim.config import parse_config
-from fedsim.data.building.build_folder import build_folder
 from fedsim.materials import Materials
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.saved_model import save_model
@@ -114,19 +113,3 @@ def test_what_the_disk_refuses_is_one_line_with_a_name(error: Exception) -> None
     message = disk_message(raised.value)
     assert message is not None
     assert message.startswith("run/model: cannot be written: Read-only file system; ")
-
-
-def test_a_store_that_finds_no_room_is_named_and_a_name_that_is_there_stays(tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    for given, named in ((None, str(place)), ("source.jsonl", "source.jsonl")):
-        with pytest.raises(OSError, match="No space") as raised, build_folder(place):
-            raise OSError(errno.ENOSPC, "No space left on device", given)
-        assert (disk_message(raised.value) or "").startswith(f"{named}: cannot be written")
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError(2, "no", "x"), ValueError("x"), OSError("y")])
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    assert disk_message(error) is None
-    with pytest.raises(type(error)) as raised, naming(Path("run")):
-        raise error
-    assert raised.value is error

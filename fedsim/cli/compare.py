@@ -194,25 +194,21 @@ def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
 
 
 def _say_what_went_wrong(result: Sweep, out: Path) -> int:
-    """List what is missing on standard error, and return the exit status that it makes."""
+    """List failed, stopped and diverged runs on standard error, and return the exit status."""
+    endings = {outcome.ending for outcome in result.outcomes}
+    heads = {"budget spent": "Stopped", "halted": "Stopped", "diverged": "Diverged"}
     for outcome in result.outcomes:
-        if outcome.ending in ("budget spent", "halted"):
-            typer.echo(f"Stopped: {outcome.name}: {outcome.reason}", err=True)
-        if outcome.ending == "diverged":  # an answer, as any other loss: no failure of a sweep
-            typer.echo(f"Diverged: {outcome.name}: {outcome.reason}", err=True)
-    failures = result.failures
-    for failure in failures:
-        typer.echo(
-            f"Failed: {failure.name}: {failure.reason} (see {out / failure.name}.error.txt)",
-            err=True,
-        )
-    if failures:
-        wrong = all(failure.ending == "wrong input" for failure in failures)
+        if (head := heads.get(outcome.ending)) is not None:
+            typer.echo(f"{head}: {outcome.name}: {outcome.reason}", err=True)
+    for failure in result.failures:
+        trace = out / f"{failure.name}.error.txt"
+        typer.echo(f"Failed: {failure.name}: {failure.reason} (see {trace})", err=True)
+    if result.failures:
+        wrong = all(failure.ending == "wrong input" for failure in result.failures)
         return WRONG_INPUT if wrong and result.comparison is None else FAILED
-    if any(outcome.ending == "halted" for outcome in result.outcomes):
+    if "halted" in endings:
         return FAILED
-    spent = any(outcome.ending == "budget spent" for outcome in result.outcomes)
-    return BUDGET_SPENT if spent else 0
+    return BUDGET_SPENT if "budget spent" in endings else 0
 
 
 def _are_numbers(text: str) -> bool:

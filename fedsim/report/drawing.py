@@ -181,10 +181,9 @@ def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
         x, y = (cross.value, cross.at) if panel.rows else (cross.at, cross.value)
         axes.plot(x, y, "x", color=cross.colour, markersize=4, clip_on=False)
         left = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0] > 0.5
-        offset, style = (-5 if left else 5, 0), {"color": cross.colour, "fontsize": 6}
-        axes.annotate(
-            cross.text, (x, y), offset, ha="right" if left else "left", **style, **_BESIDE
-        )
+        style: dict[str, Any] = {"color": cross.colour, "fontsize": 6, **_BESIDE}
+        at, side = (-5 if left else 5, 0), "right" if left else "left"
+        axes.annotate(cross.text, (x, y), at, ha=side, **style)
 
 
 def _draw_series(axes: Axes, series: Series) -> None:

@@ -128,13 +128,9 @@ def bytes_text(size: int | None) -> str:
 
 def settings_text(settings: Mapping[str, JsonValue]) -> str:
     """Return a clip or an estimator as one line: its kind, then its values."""
-    kind = settings.get("kind")
-    values = [
-        f"{key} = {_value_text(value)}"
-        for key, value in settings.items()
-        if key != "kind" and value is not None
-    ]
-    return ", ".join(([str(kind)] if kind is not None else []) + values) or NOTHING
+    shown = {key: _value_text(value) for key, value in settings.items() if value is not None}
+    texts = [text if key == "kind" else f"{key} = {text}" for key, text in shown.items()]
+    return ", ".join(texts) or NOTHING
 
 
 def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from fedsim.errors import ConfigError
 from fedsim.report.schema import (
-    RoundMetrics,
-    RunReport,
     Utility,
     load_metrics,
     load_report,
@@ -60,75 +59,45 @@ def test_an_epsilon_needs_what_gives_it_meaning(change: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("change", "message"),
     [
-        (("privacy", "epsilon"), "8", "privacy.epsilon"),
-        (("cost", "gradients"), -1, "cost.gradients"),
-        (("cost", "gradients"), 1.5, "cost.gradients"),
-        (("format",), 2, "format"),
-        (("privacy", "epsilonn"), 1.0, "privacy.epsilonn"),
-        (("data", "dropped"), {"empty": "three"}, "data.dropped.empty"),
-        (("privacy", "rounds"), 10**400, "privacy.rounds"),
+        ({"cost": {"gradients": -1}}, "cost.gradients"),
+        ({"cost": {"gradients": 1.5}}, "cost.gradients"),
+        ({"format": 2}, "format"),
+        ({"privacy": {"epsilon": "8"}}, "privacy.epsilon"),
+        ({"privacy": {"epsilonn": 1.0}}, "privacy.epsilonn"),
+        ({"data": {"dropped": {"empty": "three"}}}, "data.dropped.empty"),
+        ({"privacy": None}, "privacy"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(
-    tmp_path: Path, path: tuple[str, ...], value: object, message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     raw = json.loads(report().model_dump_json())
-    node = raw
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
+    for key, value in change.items():
+        raw[key] = {**raw[key], **value} if isinstance(value, dict) else value
     (tmp_path / "report.json").write_text(json.dumps(raw))
     with pytest.raises(ConfigError, match=message) as caught:
         load_report(tmp_path)
     assert str(tmp_path / "report.json") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "section",
-    sorted(
-        set(RunReport.model_fields) - {"format", "samples", "diverged", "halted", "private_scores"}
-    ),
-)
-def test_a_missing_section_is_named(tmp_path: Path, section: str) -> None:
-    raw = json.loads(report().model_dump_json())
-    del raw[section]
-    (tmp_path / "report.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match=f"{section}: Field required"):
-        load_report(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_what_is_not_a_report_is_a_config_error(tmp_path: Path, text: str) -> None:
+def test_a_damaged_or_missing_file_is_a_config_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ConfigError, match=r"report\.json"):
         load_report(tmp_path)
-
-
-def test_a_missing_folder_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         load_report(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"no metrics\.jsonl"):
         load_metrics(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (['{"round": 0}', "", '{"rou'], "line 3"),
-        (['{"round": 0, "losss": 3}'], "line 1: losss"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ConfigError, match=message):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n\n{"losss": 3}')
+    with pytest.raises(ConfigError, match="line 3: "):
         load_metrics(tmp_path)
 
 
 def test_blank_lines_are_skipped_and_nan_of_json_dumps_is_read(tmp_path: Path) -> None:
-    line = {"round": 1, "units": 0, "gradients": 0, "non_finite": 0, "estimate_norm": math.nan}
+    line = {"round": 1, "units": 0, "estimate_norm": math.nan}
     (tmp_path / "metrics.jsonl").write_text("\n" + json.dumps(line) + "\n\n")
     (only,) = load_metrics(tmp_path)
-    assert isinstance(only, RoundMetrics)
     assert only.estimate_norm is not None and math.isnan(only.estimate_norm)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from functools import partial
 from typing import cast
 
 from transformers import PretrainedConfig
 
-from fedsim.clients.engines.clipped_sums import norm_error
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, find_layers
@@ -17,13 +15,9 @@ from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.per_example.verification import made_up_unit
 from fedsim.clients.engines.vmap import VmapEngine
-from fedsim.clients.models.mixed_precision import in_float32
-from fedsim.clipping import Clip
 from fedsim.errors import ConfigError
-from fedsim.estimators import WeightedSum
-from fedsim.execution import Engine, Keys, Task
+from fedsim.execution import Engine, Task
 from fedsim.language_model import LanguageModel, module_of
-from fedsim.tensors import Tensors
 
 log = logging.getLogger(__name__)
 
@@ -40,119 +34,72 @@ def choose_engine(
     tokens_per_unit: float | None = None,
     gpu_share: float = 1.0,
 ) -> Engine:
-    """Return the engine of that name for this task and model.
+    """Return the engine of a config's `executor.engine` for this task and model.
+
+    "auto" is `loop` for local training, whose steps would make any distance of a last bit; for mean
+    gradients it is chosen by the model, the tokens of a unit and the memory, and the log says which
+    engine it is, and why.
 
     Args:
-        name: "auto" is `loop` for local training, and `Auto` for mean gradients. The config has
-            checked it. The last bits of a gradient depend on the shape of the pass that computes
-            it, hence on who shares the pass; local steps can make any distance of that, so each
-            user takes them alone.
+        name: "auto", "loop", "vmap", "materialised" or "ghost"; the config has checked it.
         task: what units compute.
         model: the model that they compute it with.
         tokens_per_unit: the most tokens of a unit, a public number: the choice of the engine must
             not depend on private text. None stands for units of a large pass.
-        gpu_share: of a GPU's memory, what one worker may take. In bfloat16 that decides, and not
-            what is free: workers with other engines or sizes of passes would give a unit other
-            gradients, and who else is there decides which worker computes it.
+        gpu_share: the part of a GPU's memory that one worker may take.
 
     Raises:
         ConfigError: "vmap" was asked for, and torch cannot vectorise the network.
     """
-    if name == "auto":
-        return Auto(model, tokens_per_unit, gpu_share) if task.averages_gradients else loop
-    if name == "vmap":  # `Auto` has asked
-        start = {key: v.to(model.device) for key, v in model.initial_parameters().items()}
-        if refused := VmapEngine(model).refused(start, made_up_unit(model)):
-            raise ConfigError(
-                f'executor.engine = "vmap": torch cannot vectorise {model.name!r}: {refused}; take '
-                '"auto" or "loop"'
-            )
-    return _engine(name, model, tokens_per_unit, gpu_share)
-
-
-def _engine(
-    name: str, model: LanguageModel, tokens_per_unit: float | None, gpu_share: float
-) -> Engine:
-    if name == "loop":
-        return loop
+    num_bytes = chunks.memory_budget(model.device, gpu_share)
+    if name == "auto" and task.averages_gradients:
+        name = _chosen(model, tokens_per_unit or _LARGE_PASS, num_bytes)
+    elif name == "vmap" and (refused := _vmap_refused(model)) is not None:
+        raise ConfigError(
+            f'executor.engine = "vmap": torch cannot vectorise {model.name!r}: {refused}; take '
+            '"auto" or "loop"'
+        )
     if name == "vmap":
         return VmapEngine(model)
-    opened = cast(OpenModel, model)
-    num_bytes = chunks.public_budget(model.device, gpu_share) if _is_narrow(model) else None
+    if name == "materialised":
+        return materialised(cast(OpenModel, model), num_bytes, tokens_per_unit)
     if name == "ghost":
-        return ghost(opened, num_bytes)
-    return materialised(opened, num_bytes, tokens_per_unit)
+        return ghost(cast(OpenModel, model), num_bytes, tokens_per_unit)
+    return loop
 
 
-def _is_narrow(model: LanguageModel) -> bool:
-    return in_float32(model) is not model
+def _chosen(model: LanguageModel, tokens_per_unit: float, budget: int) -> str:
+    """Return the engine of "auto" for mean gradients, and log why."""
+    parameters = model.initial_parameters()
+    num_bytes = sum(value.nbytes for value in parameters.values())
+    name, reason = choice(tokens_per_unit, num_bytes, budget), ""
+    if _chooses_experts(model):
+        name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
+    elif (uncovered := _uncovered(model)) is not None:
+        name, reason = "vmap", f"; no layer rule for {uncovered}"
+        if (refused := _vmap_refused(model)) is not None:
+            name, reason = "loop", f"{reason}, and vmap cannot: {refused}"
+    log.info(
+        "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "
+        "and %.0f MB for a chunk on %s%s",
+        model.name,
+        name,
+        sum(value.numel() for value in parameters.values()),
+        num_bytes / 1e6,
+        tokens_per_unit,
+        budget / 1e6,
+        model.device,
+        reason,
+    )
+    return name
 
 
-class Auto:
-    """Engine for mean gradients that is chosen at the first call; the log says which and why."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokens_per_unit: float | None = None,
-        gpu_share: float = 1.0,
-    ) -> None:
-        self._model = model
-        self._tokens_per_unit = tokens_per_unit
-        self._gpu_share = gpu_share
-        self._engine: Engine | None = None
-
-    def __call__(
-        self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
-    ) -> WeightedSum:
-        """Return what every engine returns."""
-        if self._engine is None:
-            self._engine = self._choose(parameters, self._tokens_per_unit or _LARGE_PASS)
-        return self._engine(task, parameters, keys, clip, round)
-
-    def _choose(self, parameters: Tensors, tokens_per_unit: float) -> Engine:
-        num_bytes = sum(value.nbytes for value in parameters.values())
-        device, narrow = self._model.device, _is_narrow(self._model)
-        budget = (
-            chunks.public_budget(device, self._gpu_share)
-            if narrow
-            else chunks.memory_budget(device)
-        )
-        name, reason = choice(tokens_per_unit, num_bytes, budget), ""
-        if _chooses_experts(self._model):
-            name, reason = "loop", "; rounding in a shared pass can tip a token's choice of experts"
-        elif (uncovered := _uncovered(self._model)) is not None:
-            name, reason = "vmap", f"; no layer rule for {uncovered}"
-            if narrow:
-                name, reason = "loop", f"{reason}, and in bfloat16 others would move its rounding"
-            elif (refused := self._vmap_refused(parameters)) is not None:
-                name, reason = "loop", f"{reason}, and vmap cannot: {refused}"
-        elif narrow and name == "ghost":
-            name, reason = "loop", "; one product of many units' bfloat16 is rounded by too much"
-        entries = sum(value.numel() for value in parameters.values())
-        log.info(
-            "%s: engine %s, for %d trainable parameters (%.0f MB a unit), up to %.0f tokens a unit "
-            "and %.0f MB for a chunk on %s%s",
-            self._model.name,
-            name,
-            entries,
-            num_bytes / 1e6,
-            tokens_per_unit,
-            budget / 1e6,
-            device,
-            reason,
-        )
-        if name == "loop":
-            # A worker with more memory free may take another engine, and who else is there
-            # decides which worker computes a unit: all clip with the same margin.
-            return partial(loop, norm_error=norm_error(parameters))
-        return _engine(name, self._model, self._tokens_per_unit, self._gpu_share)
-
-    def _vmap_refused(self, parameters: Tensors) -> str | None:
-        """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""
-        if (attention := getattr(self._model, "attention", "eager")) != "eager":
-            return f"attention {attention}"
-        return VmapEngine(self._model).refused(parameters, made_up_unit(self._model))
+def _vmap_refused(model: LanguageModel) -> str | None:
+    """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""
+    if (attention := getattr(model, "attention", "eager")) != "eager":
+        return f"attention {attention}"
+    start = {key: value.to(model.device) for key, value in model.initial_parameters().items()}
+    return VmapEngine(model).refused(start, made_up_unit(model))
 
 
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:

@@ -5,7 +5,6 @@ vmap.py         many units by `torch.func`
 per_example/    `materialised` and `ghost`: many units in one pass, by layer rules
 
 `clipped_sums.py` holds what the fast engines share: float32 norms with their error bound, clip
-factors, and the sum. `cross_entropy.py` holds losses and their gradients; `steepness.py` says which
-networks make so much of rounding that units share no pass.
-`clients/engine_choice.py` chooses among the engines.
+factors, and the sum. `cross_entropy.py` holds losses and their gradients. `pass_shape.py` says
+which shapes passes may have. `clients/engine_choice.py` chooses among the engines.
 """

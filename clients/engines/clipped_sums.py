@@ -24,9 +24,8 @@ from fedsim.tensors import Tensors
 # would cost less of it and more time.
 _BLOCK = 1024
 _NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
-# Three levels of summation: GROUP rows in one float32 product, GROUPS products in float32, the rest
-# in float64. A float32 sum of all rows would err with their number; one of 16 rows straight into
-# float64 took a quarter longer.
+# On a CPU: GROUP rows in one float32 product, GROUPS products in float32, the rest in float64. Each
+# product of 16 rows straight into float64 took a quarter longer.
 GROUP, GROUPS = 16, 8
 # Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
 _UNDERFLOW = 1e-28
@@ -76,29 +75,18 @@ def block_squares(values: torch.Tensor) -> torch.Tensor:
 
 
 def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return Σ factor × row, (entries,): float32 rows 128 at a time in float32, then in float64.
-
-    No more than 128 rows are returned as they were summed, on a CPU.
-
-    A term is rounded in its product and in 15 + 7 sums at most, so the result is within
-    γ_24 Σ|factor|·‖row‖ of the exact sum: 24u·W·S for units of weight W in all that are clipped to
-    S. See `fedsim.noise`.
+    """Return Σ factor × row, (entries,): 128 rows at a time in float32, then in float64.
 
     Args:
         factors: (rows,), in the type of the rows.
         rows: (rows, entries).
     """
+    if rows.is_cuda:
+        return factors @ rows
     most = GROUP * GROUPS
-    if 0 < len(rows) <= most and not rows.is_cuda:
+    if 0 < len(rows) <= most:
         return _sum_by_groups(factors, rows)
-    if rows.is_cuda:  # all groups at once: there a loop would wait for its host
-        whole = len(rows) - len(rows) % GROUP
-        grouped = rows[:whole].view(-1, GROUP, rows.shape[1])
-        sums = torch.bmm(factors[:whole].view(-1, 1, GROUP), grouped)
-        total = sums.sum(dim=(0, 1), dtype=torch.float64)
-        factors, rows = factors[whole:], rows[whole:]
-    else:
-        total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
     for start in range(0, len(rows), most):
         total += _sum_by_groups(factors[start : start + most], rows[start : start + most])
     return total

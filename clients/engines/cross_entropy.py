@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from fedsim.clients.models.gpu_kernels import aligned_room
-
-_AT_ONCE = 256  # positions whose copies take little memory, whatever the vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +33,7 @@ def losses_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return Σ share × loss of each row, (rows,), and their gradient by the logits.
 
-    The gradient at a position is (softmax − one-hot of the next token) × share. Where the next
-    token is all but certain, softmax − 1 would be its last bit, which the shape of the pass
-    decides and a clip scales up; minus the sum over all other tokens is that number in full, and
-    is taken where the chance is over a half: below, the difference loses no bit.
+    The gradient at a position is (softmax − one-hot of the next token) × share.
 
     Args:
         logits: (rows, length, vocabulary).
@@ -56,30 +50,9 @@ def losses_and_gradient(
         nats = torch.where(chances == 0, exact, nats)
     losses = torch.where(shares != 0.0, nats * shares, 0.0).sum(dim=1)
     gradient.scatter_(-1, following, chances[..., None] - 1.0)
-    by_position, words = gradient.flatten(0, 1), following.flatten()
-    all_likely = (chances.flatten() > 0.5).nonzero()[:, 0]
-    if all_likely.is_cuda:  # where a sum's order is of the number of sums
-        again = all_likely[-1:].expand(-len(all_likely) % _AT_ONCE)
-        all_likely = torch.cat([all_likely, again])
-    for likely in torch.split(all_likely, _AT_ONCE):
-        others = by_position[likely].scatter_(-1, words[likely, None], 0.0)
-        by_position[likely, words[likely]] = -others.sum(dim=-1)
     if dtype is None or not gradient.is_cuda:  # a CPU would make a copy for the product
         return losses, gradient.mul_(shares[..., None]).to(dtype or gradient.dtype)
     return losses, torch.mul(gradient, shares[..., None], out=aligned_room(gradient, dtype))
-
-
-def most_norms(gradient: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return what norms of the gradient by the logits are at most, (rows, length), without a pass.
-
-    Its other entries are of one sign and sum to minus that of the next token: up to rounding, the
-    norm is one to √2 times that.
-
-    Args:
-        gradient: (rows, length, vocabulary), of `losses_and_gradient`.
-        batch: the rows.
-    """
-    return gradient.gather(-1, _following(batch))[..., 0].float().abs() * math.sqrt(2.0)
 
 
 def _following(batch: Batch) -> torch.Tensor:

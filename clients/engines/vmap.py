@@ -13,9 +13,7 @@ from itertools import groupby
 import torch
 from torch.func import grad_and_value, vmap
 
-from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.pass_shape import pass_shape
-from fedsim.clients.engines.steepness import Steepness
 from fedsim.clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -38,7 +36,6 @@ class VmapEngine:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._steepness = Steepness(model)
         self._shape = pass_shape(model)
 
     def refused(self, parameters: Tensors, unit: Unit) -> str | None:
@@ -62,8 +59,6 @@ class VmapEngine:
         """
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
-        if len(keys) and self._steepness.too_large(parameters):
-            return loop(task, parameters, keys, clip, round)
         accumulator = Accumulator(parameters, clip)
         most = _most(parameters)
         for units in self._batches((unit_of(task, int(key), round) for key in keys), most):
@@ -80,10 +75,9 @@ class VmapEngine:
             for _ in units:
                 yield Update(zeros_like(parameters), loss=0.0, num_gradients=0)
             return
-        # A batch that is small is filled with its last unit: see `PassShape`.
+        # A small batch is filled with its last unit: see `PassShape`.
         length = self._padded(units[0])
-        filled = max(2, -(-self._shape.num_rows(len(units) * count, length) // count))
-        filled = max(len(units), min(filled, _most(parameters)))
+        filled = self._shape.filled(len(units), _most(parameters))
         stacked = [*units, *[units[-1]] * (filled - len(units))]
         inputs = [*_stacked(stacked, length)]
         streams = unit_streams(stacked)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedsim.clients.models.cpu_kernels import onednn_products
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
@@ -40,7 +39,7 @@ class Checkpointed:
         """Return what the model returns."""
         if not torch.is_grad_enabled():
             return self._model.logits(parameters, tokens, *positions)
-        with _recomputing(self._model.blocks, parameters):  # type: ignore[attr-defined]
+        with _recomputing(self._model.blocks):  # type: ignore[attr-defined]
             return self._model.logits(parameters, tokens, *positions)
 
 
@@ -50,9 +49,9 @@ def checkpointed(model: LanguageModel, wanted: bool) -> LanguageModel:
 
 
 @contextmanager
-def _recomputing(blocks: Sequence[nn.Module], parameters: Tensors) -> Iterator[None]:
+def _recomputing(blocks: Sequence[nn.Module]) -> Iterator[None]:
     for block in blocks:
-        block.forward = partial(_checkpoint, block, parameters)
+        block.forward = partial(_checkpoint, block)
     try:
         yield
     finally:
@@ -60,8 +59,8 @@ def _recomputing(blocks: Sequence[nn.Module], parameters: Tensors) -> Iterator[N
             del block.forward  # the class has its own
 
 
-def _checkpoint(block: nn.Module, parameters: Tensors, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Compute a block; `parameters` are those that the network was called with."""
+def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Compute a block without a graph, and again for its gradient."""
     if not torch.is_grad_enabled():  # a block within a block
         return type(block).forward(block, *args, **kwargs)
     own = dict(block.named_parameters(prefix="block", remove_duplicate=False))
@@ -88,7 +87,6 @@ def _checkpoint(block: nn.Module, parameters: Tensors, /, *args: Any, **kwargs: 
         with (
             torch.enable_grad(),
             torch.autocast(kind, dtype, enabled=autocast, cache_enabled=False),
-            onednn_products(parameters),
         ):
             return context.run(compute, *tensors)
 

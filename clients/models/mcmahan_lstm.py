@@ -148,11 +148,6 @@ class NormalisedRows:
     rows: torch.Tensor
     inverse: torch.Tensor
 
-    @property
-    def stretch(self) -> float:
-        """Upper bound on how many times longer the map makes a row."""
-        return 1.01 * float(self.inverse.max())
-
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change a gradient, (rows, width), in place."""
         rows, width = gradient.shape  # a processor takes as many rows as its cache holds

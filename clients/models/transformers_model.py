@@ -14,10 +14,10 @@ from peft import PeftModel
 from tokenizers import Tokenizer, models
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedsim.clients.models.chat import ChatEncoder
-from fedsim.clients.models.cpu_kernels import fuse_activations, onednn_products
 from fedsim.clients.models.dropout import NoStreamError, install_dropout, row_streams
 from fedsim.clients.models.encoders import encoder_of, plain
 from fedsim.clients.models.gpu_kernels import align_words
@@ -88,7 +88,7 @@ class TransformersModel:
         self.attention = config.attention
         if (module.config._attn_implementation or "eager") != config.attention:
             _set_attention(module, config)
-        fuse_activations(module)
+        _fuse_activations(module)
         align_words(module)
         self.module = _prepared(module, config, seed).to(self.device)
         names = [name for name, _ in self.module.named_parameters()]
@@ -196,10 +196,9 @@ class TransformersModel:
         # The tied names are known, so torch need not search the module for them at each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
         options = {"use_cache": False} | ({} if positions is None else {"position_ids": positions})
-        with onednn_products(parameters):
-            output = torch.func.functional_call(
-                self.module, replaced, (tokens,), options, tie_weights=False
-            )
+        output = torch.func.functional_call(
+            self.module, replaced, (tokens,), options, tie_weights=False
+        )
         logits = torch.Tensor(output.logits)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -244,6 +243,14 @@ class TransformersModel:
         with quietly():
             plain.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
+
+
+def _fuse_activations(module: PreTrainedModel) -> None:
+    """Make GPT-2's GELU one kernel instead of eight passes over the widest activations."""
+    for part in module.modules():
+        for name, child in part.named_children():
+            if type(child) is NewGELUActivation:
+                setattr(part, name, nn.GELU(approximate="tanh"))
 
 
 def _set_attention(module: PreTrainedModel, config: ModelConfig) -> None:

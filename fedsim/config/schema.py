@@ -473,13 +473,6 @@ class Config(Section):
                 "privacy.search: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
             )
-        if shares_passes and self.executor.precision == "bfloat16":
-            raise ValueError(
-                f'executor.engine = "{engine}" with executor.precision = "bfloat16": a unit\'s '
-                "gradient would move with the units that share its pass, by more than the noise "
-                'covers; take "auto", which shares passes where none can, or "loop", or precision '
-                '"float32"'
-            )
         if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
             raise ValueError(
                 'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '

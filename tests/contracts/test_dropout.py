@@ -205,14 +205,6 @@ def test_the_hash_is_splitmix64() -> None:
     assert torch.equal(mask(torch.tensor([stream - 2**64]), 0.5, site) > 0, expected)
 
 
-def test_as_many_streams_as_rows() -> None:
-    with (
-        row_streams(streams_of(0, 0, 0, 3)),
-        pytest.raises(RuntimeError, match="2 rows, but 3 streams"),
-    ):
-        StreamDropout(P, 0)(torch.ones(2, 4, 4))
-
-
 def test_attention_weights_are_never_dropped() -> None:
     network = nn.ModuleDict({"attn_dropout": nn.Dropout(0.3), "resid": nn.Dropout(0.3)})
     assert install_dropout(network, P) == 1

@@ -24,7 +24,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from fedsim.clients.engine_choice import Auto
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.clipped_sums import norm_error
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -157,7 +157,7 @@ def _computed(
     reference = total(loop, range(6))
     clipped = total(partial(loop, norm_error=norm_error(parameters)), range(6), clip)
     found = {"loop and the definition": _apart(reference, defined)}
-    engines: dict[str, Engine] = {"auto": Auto(model, LENGTH)}
+    engines: dict[str, Engine] = {"auto": choose_engine("auto", task, model, LENGTH)}
     engines |= {"materialised": materialised(model), "ghost": ghost(model)}
     vmap = VmapEngine(model)
     if vmap.refused(parameters, made_up_unit(model)) is None:

@@ -7,11 +7,9 @@ per-unit gradients, or without forming them.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,9 +27,7 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
-from fedsim.clients.engines.per_example.row_bits import RowBits, pass_bytes
-from fedsim.clients.engines.per_example.verification import CannotTell, verified
-from fedsim.clients.engines.steepness import Steepness
+from fedsim.clients.engines.per_example.verification import CannotTell, verify
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -41,9 +37,7 @@ from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
-# Of networks whose rules held at their start: what `verified` returned, by all that it looked at.
-_TRIED: WeakKeyDictionary[torch.nn.Module, dict[tuple[object, ...], int]] = WeakKeyDictionary()
-_SHORT = 64  # tokens of a row where a model does not say how long one may be
+_SHORT = 8  # tokens of a row where a model does not say how long one may be
 
 
 class Buffers:
@@ -87,7 +81,7 @@ class BatchedEngine:
             model: with layer rules, or the engine computes by `loop`.
             make: begins a chunk, from buffers, parameters, the number of its units and the bytes
                 that it may keep from one pass to the next.
-            num_bytes: that a chunk may use; by default from the device.
+            num_bytes: that a chunk may use; by default `chunks.memory_budget` of the device.
             keeps_terms: whether a chunk keeps its terms to its end and forms no gradients of
                 matrices: all its passes together must then fit the memory.
             tokens_per_unit: the most tokens of a unit, a public number; None: many.
@@ -96,14 +90,12 @@ class BatchedEngine:
         self._make = make
         self._keeps_terms = keeps_terms
         self._buffers = Buffers()
-        self._num_bytes = num_bytes
+        self._num_bytes = chunks.memory_budget(model.device) if num_bytes is None else num_bytes
         self._tokens_per_unit = tokens_per_unit
         self._layers: Sequence[HookedLayer] = ()
         self._limits: chunks.Limits | None = None
         self._row_tokens = 0
         self._shape = PassShape()
-        self._row_bits: RowBits | None = None
-        self._steepness = Steepness(model)
         self._refused = False
         if model.device.type == "cpu":
             keep_freed_memory()
@@ -149,12 +141,7 @@ class BatchedEngine:
                     self._refused = True
                     self._buffers.clear()
                     return self._by_loop(task, parameters, keys, clip, round)
-            if non_empty and self._steepness.too_large(parameters):
-                return self._by_loop(task, parameters, keys, clip, round)
-            together, alone = self._by_bits(non_empty)
-            self._add_all(total, chunks.in_order(together, self._row_tokens), add_alone)
-            for unit in alone:
-                add_alone(unit)
+            self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.total()
         except CannotTell:
             return self._by_loop(task, parameters, keys, clip, round)
@@ -182,72 +169,31 @@ class BatchedEngine:
             return self._make(self._buffers, layout, num_units, 0)
 
         try:
-            shape = pass_shape(model)
             longest = getattr(self._model, "sequence_length", 0)
-            length = shape.padded(longest or _SHORT)
-            bytes_per_token = self._tried(model, parameters, longest, a_few_units)
-            if model is not self._model:
-                once, bytes_per_token = pass_bytes(self._model, parameters, length)
+            self._shape = pass_shape(self._model)
+            verify(model, self._layers, parameters, longest, a_few_units)
+            length = longest or _SHORT
+            once, bytes_per_token = chunks.pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:
             raise
         # Shapes, in-place changes, arguments or outputs that rules do not foresee; fewer positions
         # than made-up tokens.
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
-        self._row_tokens, self._shape = row_tokens(model, parameters), shape
-        device = self._model.device
-        num_bytes = chunks.memory_budget(device) if self._num_bytes is None else self._num_bytes
+        self._row_tokens = row_tokens(model, parameters)
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
         bytes_per_unit = sum(value.nbytes for value in held)
-        if model is self._model:
-            return chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
-        self._row_tokens = 0  # rows of several sequences have another attention
-        if device.type == "cuda":  # where the bytes are not of a chunk, but all that there are
+        device, num_bytes = self._model.device, self._num_bytes
+        if device.type == "cuda":  # its bytes are all there are: also for what is kept in a round
             # The parameters, the sum in float64, and what a chunk adds to it.
             once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
             num_bytes = max(0, num_bytes - once)
-        tokens = self._tokens_per_unit
-        rows = None if tokens is None else math.ceil(tokens / length)
-        limits = chunks.limits_for_passes(
-            num_bytes, bytes_per_unit, bytes_per_token, length, device, rows_per_unit=rows
-        )
-        self._fix_sizes(limits)
+        limits = chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
+        if self._shape.one_size and self._tokens_per_unit is not None:
+            # Passes that the units of a chunk can fill.
+            brought = max(length, int(limits.units * self._tokens_per_unit))
+            limits = replace(limits, tokens=min(limits.tokens, brought))
         return limits
-
-    def _tried(
-        self,
-        model: OpenModel,
-        parameters: Tensors,
-        longest: int,
-        method: Callable[[Tensors, int], Gradients],
-    ) -> int:
-        """Return what `verified` does, at the start once a process: a sweep has many runs of it."""
-        known = _TRIED.setdefault(model.module, {})
-        key = (type(model), self._make, longest, tuple(parameters))
-        at_start = _are_start(parameters, model)
-        if at_start and key in known:
-            return known[key]
-        num_bytes = verified(model, self._layers, parameters, longest, method)
-        if at_start:
-            known[key] = num_bytes
-        return num_bytes
-
-    def _fix_sizes(self, limits: chunks.Limits) -> None:
-        """Let all passes of rows of one length have one size: the fewer lengths, the better."""
-        self._row_bits = RowBits(self._model, self._layers, limits.tokens)
-        self._shape = replace(self._shape, sizes=self._row_bits.sizes, steps=1)
-
-    def _by_bits(self, units: list[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """Return the units that may share passes, and the others: by their own lengths alone."""
-        if self._row_bits is None:
-            return units, []
-        together: list[Unit] = []
-        alone: list[Unit] = []
-        for unit in units:
-            lengths = {self._shape.padded(size) for size in set(unit.sizes)}
-            held = [self._row_bits.hold(length) for length in lengths]
-            (together if all(held) else alone).append(unit)
-        return together, alone
 
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
@@ -262,36 +208,24 @@ class BatchedEngine:
                 add_alone(units[0])  # large enough for passes of its own
                 start += 1
                 continue
-            others = self._add_chunk(total, units)
-            if others is None:
-                self._make_room(len(units))
+            try:
+                others = _add(total, units, *self._gradients(total.parameters, units))
+            except torch.OutOfMemoryError:
+                if limits.smallest:
+                    raise
+            else:
+                for unit in others:
+                    add_alone(unit)
+                start += len(units)
                 continue
-            for unit in others:
-                add_alone(unit)
-            start += len(units)
-
-    def _add_chunk(self, total: PartialSum, units: list[Unit]) -> list[Unit] | None:
-        """Add a chunk and return what must be added alone; None: out of memory, nothing added."""
-        try:
-            return _add(total, units, *self._gradients(total.parameters, units))
-        except torch.OutOfMemoryError:
-            fixed = self._row_bits is not None  # a pass that does not fit will not fit again
-            if self._limits is None or self._limits.smallest or (fixed and self._limits.units == 1):
-                raise
-            return None
-
-    def _make_room(self, num_units: int) -> None:
-        assert self._limits is not None  # noqa: S101 (set before the first chunk)
-        self._limits = self._limits.halved()
-        self._buffers.clear()
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
-        log.warning(
-            "%s: %d units at once do not fit the memory; from now on at most %d tokens a chunk",
-            self._model.name,
-            num_units,
-            self._limits.tokens,
-        )
+            self._limits = limits.halved()  # now that the error does not hold the pass any more
+            self._buffers.clear()
+            if self._model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            log.warning(
+                "%s: %d units at once do not fit the memory; from now on at most %d tokens a chunk",
+                *(self._model.name, len(units), self._limits.tokens),
+            )
 
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
@@ -308,20 +242,14 @@ class BatchedEngine:
             own = slice(len(unit_of_row))  # the rows behind them are empty
 
             def take(name: str, term: Term, own: slice = own) -> None:
-                gradients(name, term.map(itemgetter(own)))
+                some = term.map(itemgetter(own))
+                # A view would hold the memory of the empty rows too.
+                gradients(name, some.map(torch.clone) if self._keeps_terms else some)
 
             sink = gradients if len(unit_of_row) == len(part.batch.tokens) else take
             losses = run(self._model, self._layers, parameters, part.batch, sink)
             means.index_add_(0, unit_of_row, losses[own].to(dtype))
         return gradients, means
-
-
-def _are_start(parameters: Tensors, model: OpenModel) -> bool:
-    start = model.initial_parameters()
-    return all(
-        name in start and torch.equal(value.cpu(), start[name])
-        for name, value in parameters.items()
-    )
 
 
 def _add(
@@ -333,7 +261,6 @@ def _add(
     """
     squares = gradients.squares()
     factors, plain = clip_factors(total.clip, total.parameters, squares)
-    plain &= ~gradients.coarse(factors, total.clip.bound)
     others = (~plain).nonzero()[:, 0]  # a device is waited for: the host takes all that it needs
     alone, own_losses, within = others.tolist(), losses[plain].cpu(), total.within(factors, plain)
     if alone:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
-from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient, most_norms
+from fedsim.clients.engines.cross_entropy import Batch, losses_and_gradient
 from fedsim.clients.engines.per_example.gradient_terms import Product, Term, Total
 from fedsim.clients.engines.per_example.layer_rules import Call, Rule, rule_for
 from fedsim.clients.models.dropout import row_streams
@@ -102,45 +102,21 @@ def _attribute(module: nn.Module, place: str) -> torch.Tensor:
     return value
 
 
-class LogitGradient:
-    """The gradient that a backward pass begins with, and what its norms are at most."""
-
-    def __init__(self) -> None:
-        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def set(self, gradient: torch.Tensor, most: torch.Tensor) -> None:
-        """Take the gradient by the logits, and norms, (rows, length)."""
-        self._given = gradient, most
-
-    def most_norms(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        """Return the norms where a layer's gradient is that of the logits itself, or None."""
-        if self._given is None:
-            return None
-        of_logits, most = self._given
-        return most if _laid_out(gradient) == _laid_out(of_logits) else None
-
-
-def _laid_out(values: torch.Tensor) -> tuple[object, ...]:
-    return values.data_ptr(), values.shape, values.stride(), values.dtype
-
-
 @contextmanager
 def hooked(
     layers: Sequence[HookedLayer],
     parameters: Tensors,
     tokens: torch.Tensor,
     sink: Sink | None,
-    of_logits: LogitGradient | None = None,
 ) -> Iterator[None]:
     """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters.
 
     With `sink` None every hooked tensor is detached from what it was computed from: a parameter
-    that the logits then still depend on is used where no rule describes it. `of_logits`, where it
-    is given, is set before the backward pass.
+    that the logits then still depend on is used where no rule describes it.
     """
     handles = []
     for layer in layers:
-        hook = _LayerHooks(layer, parameters, tokens, sink, of_logits or LogitGradient())
+        hook = _LayerHooks(layer, parameters, tokens, sink)
         handles.append(layer.module.register_forward_pre_hook(hook.before))
         handles.append(layer.module.register_forward_hook(hook.after, with_kwargs=True))
     try:
@@ -162,12 +138,11 @@ class _LayerHooks:
         parameters: Tensors,
         tokens: torch.Tensor,
         sink: Sink | None,
-        of_logits: LogitGradient,
     ) -> None:
         self._layer = layer
         self._parameters = {key: parameters[name] for key, name in layer.names.items()}
         self._num_rows, self._num_tokens = len(tokens), tokens.numel()
-        self._sink, self._of_logits = sink, of_logits
+        self._sink = sink
         self._hooks_input = layer.rule.hook == "input"
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -233,7 +208,6 @@ class _LayerHooks:
             parameters=self._parameters,
             input=inputs if inputs.dtype == torch.int64 else self._by_row(inputs),
             gradient=self._by_row(gradient),
-            most_norms=self._of_logits.most_norms(gradient),
         )
         assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, term in self._layer.rule.terms(call).items():
@@ -267,16 +241,14 @@ def run(
         NotCovered: a layer was called in a way that its rule does not describe.
     """
     frozen = {name: value.detach() for name, value in parameters.items()}
-    of_logits = LogitGradient()
     with (
         torch.enable_grad(),
-        hooked(layers, frozen, batch.tokens, sink, of_logits),
+        hooked(layers, frozen, batch.tokens, sink),
         row_streams(batch.streams),
     ):
         logits = _logits(model, frozen, batch)
         begin, dtype = _beginning(logits)
         losses, gradient = losses_and_gradient(logits.detach(), batch, dtype)
-        of_logits.set(gradient, most_norms(gradient, batch))
         del logits
         torch.autograd.backward(begin, gradient)
     return losses

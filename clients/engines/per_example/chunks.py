@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -10,25 +9,24 @@ from itertools import accumulate
 import torch
 
 from fedsim.clients.engines.pass_shape import PassShape
+from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.packing import num_rows
+from fedsim.clients.models.dropout import drops, row_streams
 from fedsim.execution import Unit
+from fedsim.language_model import made_up_text
+from fedsim.tensors import Tensors
 
-# Sequences of a chunk times their length. More was no faster on a CPU, where 4096 tokens keep
-# both cores busy; a GPU wants more at once.
-CPU_TOKENS = 4096
-GPU_TOKENS = 65536
-
-# Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind. It is
-# enough for passes of 1,024 tokens of SmolLM2-135M with adapters: at 512, processors with AVX2 took
-# a tenth longer.
+# Tokens of a pass, padding included. More are no faster on a CPU; fewer than the least make its
+# products slow (at 512, processors with AVX2 took a tenth longer). A GPU computes a hundred kernels
+# a layer, whatever the size of the pass.
+CPU_TOKENS, CPU_LEAST = 4096, 1024
+GPU_TOKENS = 32768
+# Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.
 CPU_BYTES = 9 * 2**28
-GPU_SHARE = 0.8  # of what is free
-# Of a chunk's bytes, where its passes have one size; and of what they leave, for gradients: the
-# rest is for the sides of products of units that two passes share.
-_OF_PASSES, _OF_UNITS = 0.6, 0.9
-_WELL_FILLED = 0.9  # of a pass's rows
-# Of passes of one size on a GPU: enough for an H100. All of them are filled, with empty rows.
-PASS_TOKENS = 32768
+GPU_SHARE = 0.8
+# Bytes of the score of a word in a pass: score and gradient in float32, the gradient in bfloat16
+# twice (as it is and filled up), and some air.
+_OF_LOGITS = 18
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,10 @@ class Limits:
         return self.units == 1 and self.tokens == 1
 
     def halved(self) -> Limits:
-        """Return limits for half the memory."""
+        """Return limits for half the memory; a pass keeps its size while a chunk can be smaller."""
         return replace(
             self,
-            tokens=max(1, self.tokens // 2),
+            tokens=self.tokens if self.units > 1 else max(1, self.tokens // 2),
             units=max(1, self.units // 2),
             num_bytes=self.num_bytes // 2,
         )
@@ -66,17 +64,11 @@ class Limits:
         return max(0, self.num_bytes - num_units * self.bytes_per_unit)
 
 
-def memory_budget(device: torch.device) -> int:
-    """Return the bytes that a chunk may take on `device`."""
-    if device.type != "cuda":
-        return CPU_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(GPU_SHARE * (free + cached))
+def memory_budget(device: torch.device, share: float = 1.0) -> int:
+    """Return the bytes that a chunk may take on `device`, of a worker with a share of a GPU.
 
-
-def public_budget(device: torch.device, share: float) -> int:
-    """Return the bytes that a chunk may take of a share of `device`, whatever is free of it."""
+    Whatever is free of it: all workers of a kind must have passes of the same sizes.
+    """
     if device.type != "cuda":
         return CPU_BYTES
     return int(GPU_SHARE * share * torch.cuda.get_device_properties(device).total_memory)
@@ -86,70 +78,54 @@ def limits_within(
     num_bytes: int, bytes_per_unit: int, bytes_per_token: int, device: torch.device
 ) -> Limits:
     """Return the largest limits that keep to half of `num_bytes` each for units and tokens."""
-    most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
-    tokens = max(1, min(most, num_bytes // 2 // max(1, bytes_per_token)))
+    tokens = num_bytes // 2 // max(1, bytes_per_token)
+    if device.type == "cuda":
+        tokens = max(1, min(GPU_TOKENS, tokens))
+    else:
+        tokens = min(CPU_TOKENS, max(CPU_LEAST, tokens))
     return Limits(
         tokens=tokens,
         units=max(1, num_bytes // 2 // max(1, bytes_per_unit)),
-        num_bytes=num_bytes - tokens * bytes_per_token,
+        num_bytes=max(0, num_bytes - tokens * bytes_per_token),
         bytes_per_unit=bytes_per_unit,
     )
 
 
-def limits_for_passes(
-    num_bytes: int,
-    bytes_per_unit: int,
-    bytes_per_token: int,
-    length: int,
-    device: torch.device,
-    *,
-    rows_per_unit: int | None = None,
-) -> Limits:
-    """Return limits that leave to units what a pass of the largest size does not take.
+def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int, int]:
+    """Return what a pass takes of memory: bytes whatever its size, and bytes a token.
 
-    On a GPU a pass is a hundred kernels a layer, whatever its size, so passes come first: the
-    largest that the units of a chunk can fill. Where gradients are large and units bring little, a
-    larger one would be empty rows for the most part.
-
-    Args:
-        num_bytes: of a chunk.
-        bytes_per_unit: of a gradient.
-        bytes_per_token: of a pass.
-        length: of the longest row.
-        device: that computes.
-        rows_per_unit: that a unit brings at most; None: enough to fill a pass.
+    Counted from what autograd keeps of made-up rows of `length` tokens; of blocks that are computed
+    again, one.
     """
-    most = PASS_TOKENS if device.type == "cuda" else CPU_TOKENS
-    most = min(most, int(_OF_PASSES * num_bytes) // max(1, bytes_per_token))
-    rows = largest(most // length)
-    while True:
-        tokens = rows * length or max(1, most)
-        left = num_bytes - tokens * bytes_per_token
-        units = max(1, int(_OF_UNITS * left) // max(1, bytes_per_unit))
-        if rows_per_unit is None or rows < 2 or _filled(units, rows_per_unit, rows) >= _WELL_FILLED:
-            return Limits(tokens, units, num_bytes=left, bytes_per_unit=bytes_per_unit)
-        rows = largest(rows - 1)
+    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    kept = [_kept(model, leaves, rows, length) for rows in (1, 2)]
+    of_row = kept[1] - kept[0]
+    return max(0, kept[0] - of_row), of_row // length + _OF_LOGITS * model.vocabulary_size
 
 
-def _filled(units: int, each: int, rows: int) -> float:
-    """Return how much of its passes of so many rows a chunk fills, by units with `each` rows."""
-    step = rows // math.gcd(rows, each)  # so many units fill passes to the last row
-    if 2 * (units // step * step) >= max(1, units):
-        return 1.0
-    return units * each / (math.ceil(units * each / rows) * rows)
+def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
+    """Return the bytes that the graph of so many rows holds, weights left out."""
+    own = [*leaves.values(), *model.module.parameters(), *model.module.buffers()]
+    weights = {value.untyped_storage().data_ptr() for value in own}
+    held: list[torch.Tensor] = []  # freed memory would be counted once for all that lay there
+    storages: dict[int, int] = {}
 
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage.nbytes()
+        held.append(tensor.detach())  # the tensor itself would hold the graph that holds it
+        return held[-1]
 
-def largest(most: int) -> int:
-    """Return the rows of a pass: the largest of 1, 2, 3, 4, 6, 8, 12, … up to `most`, or 0.
-
-    Users who bring a power of two of rows fill it without a rest.
-
-    Examples:
-        >>> [largest(most) for most in (0, 1, 3, 5, 11, 107, 256)]
-        [0, 1, 3, 4, 8, 96, 256]
-    """
-    power = 1 << most.bit_length() >> 1
-    return power * 3 // 2 if power > 1 and most >= power * 3 // 2 else power
+    texts = torch.cat([made_up_text(model, length, text) for text in range(rows)])
+    streams = torch.zeros(rows, dtype=torch.int64, device=texts.device) if drops(model) else None
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.enable_grad(), row_streams(streams), hooks:
+        logits = model.logits(leaves, texts)
+        of_graph = sum(storages.values())
+        torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
+    of_blocks_again = sum(storages.values()) - of_graph
+    return of_graph + of_blocks_again // max(1, len(getattr(model, "blocks", ())))
 
 
 def longest(unit: Unit) -> int:
@@ -184,19 +160,19 @@ def first_chunk(
         rows, length = rows + len(unit.sizes), max(length, shape.padded(longest(unit)))
         too_long = one_pass and rows * length > limits.tokens
         if index > 0 and (index == limits.units or too_long):
-            return list(ordered[: _filling(ordered[:index], shape)])
+            return list(ordered[: _filling(ordered[:index], limits, shape)])
     return list(ordered)
 
 
-def _filling(units: Sequence[Unit], shape: PassShape) -> int:
+def _filling(units: Sequence[Unit], limits: Limits, shape: PassShape) -> int:
     """Return how many of the first units fill passes to the last row; all where none or few do.
 
     Where passes have one size, the rest of a chunk would be a pass with empty rows.
     """
     lengths = {shape.padded(size) for unit in units for size in set(unit.sizes)}
-    if shape.sizes is None or len(lengths) > 1:
+    if not shape.one_size or len(lengths) > 1:
         return len(units)
-    (size,) = (shape.num_rows(1, length) for length in lengths)
+    size = shape.most(lengths.pop(), limits.tokens)
     rows = list(accumulate(len(unit.sizes) for unit in units))
     fill = [count for count, end in enumerate(rows, start=1) if end % size == 0]
     return fill[-1] if fill and 2 * fill[-1] >= len(units) else len(units)

@@ -6,23 +6,15 @@ looked-up table). A unit's gradient is the sum of its terms over all uses, layer
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 
 from fedsim.clients.engines.clipped_sums import block_squares
 from fedsim.clients.models.gpu_kernels import aligned, readable, sent
-
-_SMALL = 400  # multiplications
-
-
-def _rounded_by_company(out: torch.Tensor, left: torch.Tensor) -> bool:
-    rows, columns = out.shape[-2:]
-    return min(rows, columns) == 1 or rows * columns * left.shape[-1] < _SMALL
 
 
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
@@ -32,20 +24,12 @@ def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *,
     then multiplies bfloat16 numbers and sums and writes float32; elsewhere, where no such product
     exists, both sides are widened. Either way `out` keeps its type, and norms are taken of it.
 
-    A processor's kernel for products of a batch sums a narrow or small one in another order beside
-    others than alone (measured with MKL: a side of 1, as of adapters of rank 1; torch's own below
-    400 multiplications). There each unit has a product of its own.
-
     Args:
         out: (units, rows, columns), or one unit's (rows, columns), which takes less calling.
         left: (units, rows, positions), or (rows, positions).
         right: (units, positions, columns), or (positions, columns).
         add: whether to add to what `out` holds.
     """
-    if out.dim() == 3 and out.device.type == "cpu" and _rounded_by_company(out, left):
-        for into, one, other in zip(out, left, right, strict=True):
-            write_product(into, one, other, add=add)
-        return
     multiply, add_product = (torch.mm, out.addmm_) if out.dim() == 2 else (torch.bmm, out.baddbmm_)
     if left.dtype == right.dtype == out.dtype:
         if add:
@@ -96,16 +80,12 @@ class Segments:
     Attributes:
         counts: each unit's number of sequences in the pass.
         whole: whether no other pass has sequences of the units in this one.
-        tokens: how many tokens each unit has in them, padding left out; None where not counted.
     """
 
-    def __init__(
-        self, counts: Sequence[int], *, whole: bool, tokens: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, counts: Sequence[int], *, whole: bool) -> None:
         self.num_units = len(counts)
         self.counts = list(counts)
         self.whole = whole
-        self.tokens = tokens
         self._segments: list[Segment] = []
         self._unit_of_row: torch.Tensor | None = None
         unit = row = 0
@@ -146,22 +126,12 @@ def places_of(ids: torch.Tensor, num_ids: int) -> Iterator[tuple[int, torch.Tens
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Chain(Protocol):
-    """Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
+Chain = Callable[[torch.Tensor], None]
+"""Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
 
-    A linear map, in place and row by row, from the gradient of the form that is used to that of
-    the parameter; of one unit's gradient or of a sum of units'.
-
-    Attributes:
-        stretch: an upper bound on how many times longer it makes a row.
-    """
-
-    @property
-    def stretch(self) -> float: ...  # noqa: D102
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        """Change the gradient of a table, or of some of its rows."""
-        ...
+A linear map, in place and row by row, from the gradient of the form that is used to that of the
+parameter; of one unit's gradient or of a sum of units'.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,19 +156,11 @@ class Product(_Tensors):
         left: (sequences, positions, first size of the parameter).
         right: (sequences, positions, second size of the parameter).
         chain: the chain rule of a parameter that is not used as it is stored.
-        most_left: (sequences, positions), at least the norms of `left`, where they are known
-            without reading it; or None.
     """
 
     left: torch.Tensor
     right: torch.Tensor
     chain: Chain | None = None
-    most_left: torch.Tensor | None = None
-
-    @property
-    def per_token(self) -> int:
-        """Positions that a token has."""
-        return 1
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
@@ -214,7 +176,9 @@ class Product(_Tensors):
             left = left * by_row
         else:
             right = right * by_row
-        return left.flatten(0, 1).T @ right.flatten(0, 1)
+        total = factors.new_empty(left.shape[-1], right.shape[-1])
+        write_product(total, left.flatten(0, 1).T, right.flatten(0, 1), add=False)
+        return total
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -228,11 +192,6 @@ class StackedProduct(Product):
 
     choices: torch.Tensor
     num_matrices: int
-
-    @property
-    def per_token(self) -> int:
-        """Positions that a token has."""
-        return self.choices.shape[-1]
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
         """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
@@ -253,9 +212,9 @@ class StackedProduct(Product):
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         left = (self.left * factors[:, None, None]).flatten(0, 1)
         right = self.right.flatten(0, 1)
-        total = left.new_zeros(self.num_matrices, left.shape[-1], right.shape[-1])
+        total = factors.new_zeros(self.num_matrices, left.shape[-1], right.shape[-1])
         for matrix, places in places_of(self.choices.flatten(), self.num_matrices):
-            total[matrix] = left[places].T @ right[places]
+            write_product(total[matrix], left[places].T, right[places], add=False)
         return total
 
 
@@ -278,12 +237,12 @@ class Total(_Tensors):
         if not add:
             gradients.zero_()
         sums = self.of_rows(gradients.dtype)
-        for segment in segments:  # in an order of the unit's own rows alone
+        for segment in segments:
             gradients[segment.units] += by_unit(sums[:, None], segment).sum(dim=1)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
-        return factors.to(self.values.dtype) @ self.values.sum(dim=1)
+        return factors @ self.of_rows(factors.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,105 +329,6 @@ def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
 
 Term = Product | Total | Rows
 
-# Σ of the norms of a unit's terms over the clip's bound, at most, above which it is added alone:
-# times the root of its positions, since a sum of n unlike terms is √n of their sizes.
-_MOST_MASS = 4.0
-_SPEAKERS = 4  # matrices, or one of each kind
-
-
-class Masses:
-    """Σ_t ‖term_t‖ over a unit's positions, parameter by parameter, and which units' are too large.
-
-    A unit's gradient may be a small sum of large terms. It is rounded to the last bit of the terms,
-    in a way that depends on the shape of the pass, so on the others in it; and where it is clipped
-    to a length, its rounding is scaled up with it. What `fedsim.noise` sets aside for that was
-    measured where terms cancel less.
-
-    A product's term is ‖left‖‖right‖ at its position. Padding has a zero on one side, and so no
-    part in it: what is added alone is of the unit, not of how long its neighbours are. Where all of
-    a unit's gradient nearly vanishes, the terms of every parameter cancel, so one matrix of each
-    kind, a layer's number apart, speaks for the others: else every number of all sides would be
-    read once more. Terms that are all zero say nothing of those that were not looked at.
-
-    Args:
-        layout: the parameters.
-        num_units: of the chunk.
-    """
-
-    def __init__(self, layout: Mapping[str, torch.Tensor], num_units: int) -> None:
-        self._num_units = num_units
-        some = _speakers(layout)
-        self._columns = {name: i for i, name in enumerate(layout) if name in some or not some}
-        self._passes: list[tuple[Segments, list[_Lengths]]] = []
-
-    def add(self, name: str, term: Term, segments: Segments) -> None:
-        """Add the terms of a use of parameter `name`."""
-        if name not in self._columns:
-            return
-        if not self._passes or self._passes[-1][0] is not segments:
-            self._passes.append((segments, []))
-        if isinstance(term, Product):
-            stretch = 1.0 if term.chain is None else term.chain.stretch
-            left = _norms(term.left) if term.most_left is None else term.most_left.double()
-            lengths = left * _norms(term.right) * stretch
-        else:
-            lengths = _norms(term.values)
-        both = torch.stack([lengths.sum(dim=1), (lengths > 0.0).sum(dim=1)])
-        self._passes[-1][1].append(_Lengths(name, both))
-
-    def too_large(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool: units whose terms are far over what the clip leaves of their sum.
-
-        Args:
-            factors: (units, parameters) float64.
-            bound: the clip's.
-        """
-        both = factors.new_zeros(*factors.shape, 2)  # mass and positions
-        for segments, uses in self._passes:
-            rows = segments.unit_of_row(factors.device)
-            of_units = factors.new_zeros(self._num_units, len(uses), 2)
-            of_units.index_add_(0, rows, torch.stack([one.both for one in uses]).permute(2, 0, 1))
-            into = torch.tensor([self._columns[one.name] for one in uses])
-            both.index_add_(1, sent(into, factors.device), of_units)
-        masses, positions = both.unbind(dim=2)
-        most = _MOST_MASS * bound * positions.amax(dim=1, keepdim=True).sqrt()
-        within = (factors * masses <= most).all(dim=1)  # so that NaN is large
-        return ~(within & (masses > 0.0).any(dim=1))
-
-
-class _Lengths(NamedTuple):
-    """Σ ‖term‖ of one use, and at how many positions it is not zero: (2, sequences) float64."""
-
-    name: str
-    both: torch.Tensor
-
-
-def _speakers(layout: Mapping[str, torch.Tensor]) -> set[str]:
-    """Return names of matrices of every kind: those whose names differ in numbers only."""
-    kinds: dict[str, list[str]] = {}
-    for name, value in layout.items():
-        if value.ndim > 1:
-            kinds.setdefault(re.sub(r"\d+", "", name), []).append(name)
-    each = max(1, _SPEAKERS // max(1, len(kinds)))
-    return {
-        name
-        for place, names in enumerate(kinds.values())
-        for name in _spread(names, each, place / len(kinds))
-    }
-
-
-def _spread(names: Sequence[str], count: int, start: float) -> Sequence[str]:
-    """Return so many names, evenly apart; `start` in [0, 1) is where in the first gap."""
-    gap = len(names) / min(count, len(names))
-    return [names[int((i + start) * gap)] for i in range(min(count, len(names)))]
-
-
-def _norms(vectors: torch.Tensor) -> torch.Tensor:
-    """Return the norms at all positions, (sequences, positions) float64."""
-    wide = torch.promote_types(vectors.dtype, torch.float32)
-    norms: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).double()
-    return norms
-
 
 class Gradients(Protocol):
     """Per-unit gradients of a chunk, formed or not; called with each term as it appears."""
@@ -484,13 +344,8 @@ class Gradients(Protocol):
     def squares(self) -> torch.Tensor:
         """Return squared norms, (units, parameters) float64, once all terms are in.
 
-        Of what the sum adds for a unit, at least, up to `norm_error` of a norm. A second call
-        returns the same numbers, also after `drop`.
+        Called once.
         """
-        ...
-
-    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool: those that may not be added in one product with others."""
         ...
 
     def drop(self, units: torch.Tensor) -> None:

@@ -43,8 +43,6 @@ class Call:
         named: its arguments by name.
         outputs: what it returned, where the hooked tensor is the input or one of several outputs.
         gradient: of the summed losses with respect to the hooked tensor.
-        most_norms: (sequences, positions), at least the norms of `gradient`, where they are known
-            without reading it; or None.
     """
 
     module: Any
@@ -54,7 +52,6 @@ class Call:
     named: Mapping[str, Any]
     outputs: tuple[torch.Tensor, ...]
     gradient: torch.Tensor
-    most_norms: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,7 @@ class Rule:
 
 def linear(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·Wᵀ + b."""
-    product = Product(call.gradient, call.input, most_left=call.most_norms)
-    return {"weight": product, "bias": Total(call.gradient)}
+    return {"weight": Product(call.gradient, call.input), "bias": Total(call.gradient)}
 
 
 def conv1d(call: Call) -> Mapping[str, Term]:
@@ -180,7 +176,7 @@ def unit_scores(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·(W at norm 1)ᵀ, W borrowed from the embedding."""
     (words,) = call.others
     chain = NormalisedRows(call.parameters["embedding"], words.inverse)
-    return {"embedding": Product(call.gradient, call.input, chain, call.most_norms)}
+    return {"embedding": Product(call.gradient, call.input, chain)}
 
 
 def _plain_embedding(module: nn.Module) -> bool:

@@ -19,7 +19,6 @@ from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel
 from fedsim.clients.engines.per_example.gradient_terms import (
     Chain,
-    Masses,
     MergedRows,
     Product,
     Rows,
@@ -34,7 +33,6 @@ from fedsim.clients.models.gpu_kernels import sent
 from fedsim.tensors import Tensors
 
 _WAITING = 2**27  # bytes of vectors' terms that wait for others, at most
-_WIDENED = 2**21  # entries that are in float64 at once: a copy of all would be memory at its peak
 
 
 class DeferredProducts:
@@ -209,7 +207,7 @@ class _Vectors:
                 continue
             places = sent(torch.tensor([*waiting]), group.device)
             rows = torch.stack([*waiting.values()], dim=1)
-            for segment in segments:  # in an order of the unit's own rows alone
+            for segment in segments:
                 own = rows[segment.rows].view(segment.num_units, -1, *rows.shape[1:])
                 group[segment.units].index_add_(1, places, own.sum(dim=1))
             waiting.clear()
@@ -230,14 +228,10 @@ class _Vectors:
     def weighted_sum(
         self, factors: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield Σ over units of factor × gradient, summed in float64; factors are (units,)."""
+        """Yield Σ over units of factor × gradient; factors are (units,)."""
         for names, group in zip(self._names, self._groups, strict=True):
             own = torch.stack([factors[name] for name in names], dim=1)
-            total = own.new_zeros(group.shape[1:])
-            size = max(1, _WIDENED // max(1, total.numel()))
-            for some, vectors in zip(torch.split(own, size), torch.split(group, size), strict=True):
-                total += torch.einsum("un,uns->ns", some, vectors.double())
-            yield from zip(names, total, strict=True)
+            yield from zip(names, torch.einsum("un,uns->ns", own, group), strict=True)
 
 
 class Materialised:
@@ -262,8 +256,6 @@ class Materialised:
         self._rows: dict[str, list[tuple[Rows, Segments]]] = {}
         self._merged: dict[str, MergedRows] = {}
         self._chains: dict[str, Chain] = {}
-        self._masses = Masses(layout, num_units)
-        self._all_squares: torch.Tensor | None = None
 
     def start_pass(self, segments: Segments) -> None:
         """Set the units that the sequences of the following terms belong to."""
@@ -275,7 +267,6 @@ class Materialised:
 
     def __call__(self, name: str, term: Term) -> None:
         """Add one term of parameter `name`."""
-        self._masses.add(name, term, self._segments)
         if isinstance(term, Rows):  # dense only if another term of the table is
             self._rows.setdefault(name, []).append((term, self._segments))
             self._changed.add(name)
@@ -325,8 +316,6 @@ class Materialised:
         Raises:
             NotCovered: a pass did not use a parameter, so its buffers hold anything.
         """
-        if self._all_squares is not None:  # chains change the gradients: once
-            return self._all_squares
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
                 raise NotCovered(f"{name} (not every sequence uses it)")
@@ -341,8 +330,7 @@ class Materialised:
         columns = [
             of_vectors[name] if name in of_vectors else self._square(name) for name in self._layout
         ]
-        self._all_squares = torch.stack(columns, dim=1)
-        return self._all_squares
+        return torch.stack(columns, dim=1)
 
     def _look_up(self, name: str, lookups: list[tuple[Rows, Segments]]) -> None:
         if name not in self._dense:
@@ -362,10 +350,6 @@ class Materialised:
             return self._squares[name]
         return block_squares(self._dense[name].flatten(1))
 
-    def coarse(self, factors: torch.Tensor, bound: float) -> torch.Tensor:
-        """Return (units,) bool: units whose gradient is rounded by too much; see `Masses`."""
-        return self._masses.too_large(factors, bound)
-
     def drop(self, units: torch.Tensor) -> None:
         """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
         self._vectors.drop(units)
@@ -376,8 +360,8 @@ class Materialised:
 
     def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
-        yield from self._vectors.weighted_sum(dict(zip(self._layout, factors.T, strict=True)))
         narrow = factors.T.to(next(iter(self._layout.values())).dtype).contiguous()
+        yield from self._vectors.weighted_sum(dict(zip(self._layout, narrow, strict=True)))
         for factor, (name, like) in zip(narrow, self._layout.items(), strict=True):
             if name in self._merged:
                 yield name, self._merged[name].weighted_sum(factor)

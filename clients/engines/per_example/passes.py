@@ -47,10 +47,8 @@ def passes(
 
     A pass keeps to `max_tokens`, padding included, but for a single row; within it rows stand in
     the order of the units. Short sequences share rows of at most `row_tokens`, but none where masks
-    of dropout belong to rows. How a unit's rows are spread over passes is of that unit alone: rows
-    of one length are cut only where they alone are too many. So is whether they have positions:
-    rows that are short enough to be shared have. (Fused attention takes its kernel by whether any
-    row of a pass has several sequences; its bits are not a row's own.)
+    of dropout belong to rows. Rows that are short enough to be shared have positions, whether or
+    not they are. A pass is filled with empty rows to one of the sizes of `shape`.
     """
     streams = unit_streams(units)
     row_tokens = row_tokens if streams is None else 0
@@ -63,10 +61,9 @@ def passes(
         of_length = (padded == length).nonzero()[:, 0]
         most = shape.most(length, max_tokens)
         for rows in torch.split(of_length, _cuts(unit_of[of_length], most)):
-            filled = min(shape.num_rows(len(rows), length), max(len(rows), most))
-            size = (filled, length)
+            size = (shape.filled(len(rows), most), length)
             tokens, shares, positions = sequences.in_rows(rows, size, length <= shared)
-            of_rows = None if streams is None else pad(streams[rows], (0, filled - len(rows)))
+            of_rows = None if streams is None else pad(streams[rows], (0, size[0] - len(rows)))
             batch = Batch(
                 sent(tokens, device),
                 sent(shares.to(dtype), device),
@@ -74,9 +71,8 @@ def passes(
                 None if of_rows is None else sent(of_rows, device),
             )
             of_units = torch.bincount(unit_of[rows], minlength=len(units))
-            own = torch.zeros_like(of_units).index_add_(0, unit_of[rows], placement.lengths[rows])
             whole = bool(((of_units == 0) | (of_units == placement.counts)).all())
-            yield Pass(batch, Segments(of_units.tolist(), whole=whole, tokens=own.tolist()))
+            yield Pass(batch, Segments(of_units.tolist(), whole=whole))
 
 
 def _cuts(unit_of: torch.Tensor, most: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from fedsim.clients.engine_choice import Auto
+from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -43,7 +43,7 @@ ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {
     "materialised, small": lambda model: materialised(cast(OpenModel, model), _SMALL),
     "ghost": lambda model: ghost(cast(OpenModel, model)),
     "ghost, small": lambda model: ghost(cast(OpenModel, model), _SMALL),
-    "auto": Auto,
+    "auto": lambda model: choose_engine("auto", cast(Task, AveragedGradient), model),
 }
 LOCAL_ENGINES: dict[str, Callable[[LanguageModel], Engine]] = {"local loop": lambda _: loop}
 

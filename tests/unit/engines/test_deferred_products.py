@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.clients.engines.per_example.batched import Buffers
-from fedsim.clients.engines.per_example.ghost import Ghost
-from fedsim.clients.engines.per_example.gradient_terms import Product, Rows, Segments
+from fedsim.clients.engines.per_example.gradient_terms import Product, Segments
 from fedsim.clients.engines.per_example.materialised import DeferredProducts, Materialised
 from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
 
@@ -103,26 +101,3 @@ def test_norms_are_those_of_what_a_chain_has_made_of_the_products() -> None:
     torch.testing.assert_close(gradients.squares()[:, 0], squares)
     total = dict(gradients.weighted_sum(torch.ones(2, 1, dtype=torch.float64)))["table"]
     torch.testing.assert_close(total, expected.sum(dim=0))
-
-
-@pytest.mark.parametrize("kind", [Ghost, partial(Materialised, room=0)], ids=["ghost", "full"])
-def test_asked_twice_for_norms_gradients_stay_what_they_are(
-    kind: Callable[..., Ghost | Materialised],
-) -> None:
-    """With more positions than `ghost` forms once, a chain, and rows beside the products."""
-    torch.manual_seed(0)
-    weight = torch.randn(4, 3, dtype=torch.float64)
-    left, right = (torch.randn(2, 800, size, dtype=torch.float64) for size in weight.shape)
-    chain = NormalisedRows(weight, unit_rows(weight).inverse)
-    ids, values = torch.tensor([[0, 1], [3, 3]]), torch.randn(2, 2, 3, dtype=torch.float64)
-    factors = torch.ones(2, 1, dtype=torch.float64)
-    answers = []
-    for times in (1, 2):
-        gradients = kind(Buffers(), {"table": weight}, num_units=2)
-        gradients.start_pass(Segments([1, 1], whole=True))
-        gradients("table", Product(left, right, chain))
-        gradients("table", Rows(ids, values, 4))
-        squares = [gradients.squares() for _ in range(times)]
-        answers.append((squares[-1], dict(gradients.weighted_sum(factors))["table"]))
-    for once, twice in zip(*answers, strict=True):
-        assert torch.equal(once, twice)

@@ -17,9 +17,9 @@ from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.encoders import plain
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.config import DataConfig, ModelConfig
+from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
-from fedsim.materials import load_materials, load_model
+from fedsim.materials import load_model
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -191,12 +191,6 @@ def test_a_role_that_the_template_refuses_is_named() -> None:
         encoder(tokenizer(ours, special), "assistant")([wrong])
 
 
-def test_a_template_that_fails_is_refused() -> None:
-    made = tokenizer("{{ 1 // (messages | length - 2) }}", ["<s>"])
-    with pytest.raises(ConfigError, match=r"^data: the chat template refuses .*ZeroDivisionError"):
-        encoder(made, "all")([json.dumps({"messages": messages(SHORT)})])
-
-
 def test_a_refusal_quotes_no_conversation() -> None:
     """A template may put what a user wrote into its error, and a role may be anything."""
     refusing = "{{ raise_exception('what is ' + messages[0].role + messages[0].content) }}"
@@ -269,24 +263,3 @@ def test_special_tokens_spelt_out_in_strings_are_text() -> None:
     row = json.dumps({"prompt": "<|im_end|>", "completion": "<|im_end|>"})
     (found,) = encoder(made, "completion")([row])
     assert made.convert_tokens_to_ids("<|im_end|>") not in as_labels(found)["input_ids"]
-
-
-def test_an_edited_template_is_read_again(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "who"}, {"role": "assistant", "content": "I"}]
-    source, template = tmp_path / "chats.jsonl", tmp_path / "chat.jinja"
-    source.write_text("".join(json.dumps({"who": u, "messages": turns}) + "\n" for u in "abc"))
-    data = DataConfig(
-        source=str(source),
-        user_column="who",
-        messages_column="messages",
-        chat_template=str(template),
-        loss_on="all",
-    )
-    seen = set()
-    for between in (": ", " says "):
-        template.write_text(
-            "{% for m in messages %}{{ m.role }}" + between + "{{ m.content }}\n{% endfor %}"
-        )
-        materials = load_materials(0, data, ModelConfig(pretraining_steps=0), "cpu")
-        seen.add(materials.model.decode(materials.store.example(0).tolist()))
-    assert len(seen) == 2

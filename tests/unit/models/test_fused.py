@@ -13,20 +13,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from fedsim import materials
-from fedsim.clients.engine_choice import Auto
+from fedsim.clients.engine_choice import _vmap_refused
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.packing import ROW_TOKENS, row_tokens
-from fedsim.clients.models.cpu_kernels import fuse_activations
 from fedsim.clients.models.gpu_kernels import (
     AlignedLinear,
     align_words,
     aligned,
     aligned_room,
     readable,
-    sent,
 )
 from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
+from fedsim.clients.models.transformers_model import _fuse_activations as fuse_activations
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import MODEL_HAS
@@ -95,7 +94,7 @@ def test_with_fused_attention_each_sequence_has_a_row_and_no_engine_vectorises()
         model = small_model(ModelConfig(attention=attention))  # type: ignore[arg-type]
         parameters = model.initial_parameters()
         assert row_tokens(cast(OpenModel, model), parameters) == tokens
-        refused = Auto(model)._vmap_refused(parameters)
+        refused = _vmap_refused(model)
         assert refused == (None if attention == "eager" else "attention sdpa")
 
 
@@ -144,8 +143,3 @@ def test_rows_of_a_side_are_read_in_eights_and_the_rest(size: int) -> None:
     assert [row for part in parts for row in part] == [*range(size)]
     assert all(len(part) % 8 == 0 or len(part) < 8 for part in parts)
     assert readable(plain) == [slice(size)]
-
-
-def test_what_is_sent_to_the_device_it_is_on_stays() -> None:
-    here = torch.arange(3)
-    assert sent(here, torch.device("cpu")) is here

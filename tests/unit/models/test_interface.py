@@ -71,42 +71,6 @@ def test_sizes(row: Row, model: LanguageModel) -> None:
     assert "public text" in model.origin
 
 
-def test_logits_have_the_shape_and_type(model: LanguageModel) -> None:
-    logits = model.logits(model.initial_parameters(), some_tokens(model, (3, 7)))
-    assert logits.shape == (3, 7, model.vocabulary_size)
-    assert logits.dtype == torch.float32
-    assert bool(torch.isfinite(logits).all())
-
-
-def test_later_tokens_and_padding_do_not_reach_earlier_positions(model: LanguageModel) -> None:
-    parameters = model.initial_parameters()
-    tokens = some_tokens(model, (2, 12))
-    changed = tokens.clone()
-    changed[:, 8:] = model.encode(["x"])[0][-1]
-    before = model.logits(parameters, tokens)
-    after = model.logits(parameters, changed)
-    torch.testing.assert_close(after[:, :8], before[:, :8], rtol=0, atol=1e-6)
-    assert not torch.allclose(after[:, 8:], before[:, 8:])
-    short = model.logits(parameters, tokens[:, :8])
-    torch.testing.assert_close(short, before[:, :8], rtol=0, atol=1e-5)
-
-
-def test_examples_do_not_reach_each_other(model: LanguageModel) -> None:
-    parameters = model.initial_parameters()
-    tokens = some_tokens(model, (4, 9))
-    alone = torch.cat([model.logits(parameters, one[None]) for one in tokens])
-    torch.testing.assert_close(model.logits(parameters, tokens), alone, rtol=0, atol=1e-5)
-
-
-def test_logits_depend_on_every_parameter_given(model: LanguageModel) -> None:
-    parameters = {
-        name: value.requires_grad_() for name, value in model.initial_parameters().items()
-    }
-    value = loss(model, parameters, some_tokens(model, (2, 9)))
-    gradients = torch.autograd.grad(value, list(parameters.values()))
-    assert all(bool(gradient.abs().sum() > 0) for gradient in gradients)
-
-
 def test_gradients_are_the_slopes_of_the_loss(model: LanguageModel) -> None:
     # Along the gradient g itself the slope is ‖g‖; a weight that logits took from elsewhere
     # would be missing from the difference, or from the gradient. Float64 inside, so that
@@ -123,16 +87,6 @@ def test_gradients_are_the_slopes_of_the_loss(model: LanguageModel) -> None:
         assert float(up - down) == pytest.approx(2 * norm * length, rel=0.02, abs=2e-6), name
 
 
-def test_vmap_gives_each_example_its_own_gradient(model: LanguageModel) -> None:
-    parameters = model.initial_parameters()
-    tokens = some_tokens(model, (4, 9))
-    gradient = torch.func.grad(lambda given, one: loss(model, given, one[None]))
-    together = torch.func.vmap(gradient, in_dims=(None, 0))(parameters, tokens)
-    for index, one in enumerate(tokens):
-        for name, expected in gradient(parameters, one).items():
-            torch.testing.assert_close(together[name][index], expected, rtol=1e-4, atol=1e-6)
-
-
 def test_global_generator_is_neither_read_nor_moved(row: Row) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -145,14 +99,6 @@ def test_global_generator_is_neither_read_nor_moved(row: Row) -> None:
     assert torch.equal(second.logits(second.initial_parameters(), tokens), logits)
     for name, value in second.initial_parameters().items():
         assert torch.equal(value, first.initial_parameters()[name])
-
-
-def test_initial_parameters_are_copies(model: LanguageModel) -> None:
-    tokens = some_tokens(model, (1, 5))
-    before = model.logits(model.initial_parameters(), tokens)
-    for value in model.initial_parameters().values():
-        value.zero_()
-    assert torch.equal(model.logits(model.initial_parameters(), tokens), before)
 
 
 def test_other_parameters_than_the_trainable_are_refused(model: LanguageModel) -> None:

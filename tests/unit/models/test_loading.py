@@ -14,21 +14,18 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    ModernBertDecoderConfig,
-    ModernBertDecoderForCausalLM,
     PreTrainedTokenizerFast,
 )
 
 from fedsim import materials
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.models.loading import load
-from fedsim.clients.models.tokenizers import word_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import NoClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
-from fedsim.language_model import LanguageModel, check_causal
+from fedsim.language_model import LanguageModel
 from fedsim.materials import load_materials, load_model
 from tests.conftest import write_rows
 from tests.contracts.layer_samples import GivenUnits, opened, ragged_units
@@ -124,11 +121,6 @@ def test_the_padding_id_is_an_id_like_any_other(llama: Path, tmp_path: Path) -> 
     assert LlamaForCausalLM.from_pretrained(tmp_path / "saved").config.pad_token_id == 3
 
 
-def test_adapters_of_an_architecture_that_peft_knows(llama: Path) -> None:
-    names = load_folder(llama, lora_rank=2).initial_parameters()
-    assert {name.split(".")[-4] for name in names} == {"q_proj", "v_proj"}
-
-
 @pytest.mark.parametrize(
     ("special", "expected"), [({"bos_token": "<s>"}, [1, 4, 1]), ({"eos_token": "</s>"}, [2, 4, 2])]
 )
@@ -168,15 +160,6 @@ def test_a_plug_in_that_is_no_model_is_named(
         materials.load_model(ModelConfig())
 
 
-def test_logits_of_another_shape_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = materials.load_model(ModelConfig(pretraining_steps=0), sequence_length=16)
-    monkeypatch.setattr(
-        type(model), "logits", lambda self, given, tokens: torch.ones(*tokens.shape, 3)
-    )
-    with pytest.raises(ConfigError, match=r"^model: its network .*: gave \(1, 8, 3\) numbers"):
-        check_causal(model, "model", 16)
-
-
 def test_pretraining_steps_belong_to_built_in_models(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.pretraining_steps = 5: .*leave the key out"):
         load_folder(llama, pretraining_steps=5)
@@ -204,25 +187,6 @@ def test_adapters_without_a_place_are_refused(llama: Path, targets: tuple[str, .
         load_folder(llama, lora_rank=2, lora_target_modules=targets)
 
 
-def test_a_network_whose_settings_take_no_absent_padding_id_opens() -> None:
-    """ModernBERT's decoder: its settings are checked as they are set."""
-    config = ModernBertDecoderConfig(
-        vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=2, pad_token_id=3, bos_token_id=1, eos_token_id=2, cls_token_id=1,
-        sep_token_id=2,
-    )  # fmt: skip
-    network = ModernBertDecoderForCausalLM(config)
-    model = TransformersModel(network, word_tokenizer(60), ModelConfig(), origin="")
-    check_causal(model, "model", 16)
-    assert network.config.pad_token_id is None
-
-
-def test_positions_without_a_limit_are_no_limit() -> None:
-    config = LlamaConfig(vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-    config.max_position_embeddings = -1  # as XLNet says it
-    assert opened(LlamaForCausalLM(config)).sequence_length == 12
-
-
 def test_a_network_that_keeps_a_tensor_of_the_last_pass_is_saved(tmp_path: Path) -> None:
     """A tensor with a gradient behind it cannot be copied."""
     model = opened(small_network("recurrent_gemma"))
@@ -233,22 +197,6 @@ def test_a_network_that_keeps_a_tensor_of_the_last_pass_is_saved(tmp_path: Path)
     saved, text = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), torch.arange(8)[None]
     with torch.no_grad():
         assert torch.allclose(saved(text).logits, model.logits(start, text), atol=1e-5)
-
-
-def test_targets_without_adapters_are_refused() -> None:
-    with pytest.raises(ValueError, match="lora_target_modules needs lora_rank"):
-        ModelConfig(lora_target_modules=("q_proj",))
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.name_or_path = "):
-        load_folder(tmp_path)
-
-
-def test_broken_weights_are_refused(llama: Path) -> None:
-    (llama / "model.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(ConfigError, match=r"model\.name_or_path = "):
-        load_folder(llama)
 
 
 def test_a_gguf_file_opens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

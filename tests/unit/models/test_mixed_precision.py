@@ -19,7 +19,7 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.language_model import network_digest
-from tests.contracts.layer_samples import VOCABULARY, GivenUnits, gpt2, opened, ragged_units
+from tests.contracts.layer_samples import VOCABULARY, GivenUnits, opened, ragged_units
 
 LORA = ModelConfig(lora_rank=2)
 CLIP = FlatClip(l2_clip_norm=0.1)
@@ -120,12 +120,6 @@ def test_what_is_trained_stays() -> None:
     whole = opened(llama(), ModelConfig())
     in_precision(whole, "bfloat16")
     assert not kept_in_bfloat16(whole)
-
-
-def test_tables_of_few_positions_are_tried_on_a_text_that_fits() -> None:
-    model = opened(rounded(gpt2(n_positions=4), torch.bfloat16), LORA, length=4)
-    in_precision(model, "bfloat16")
-    assert kept_in_bfloat16(model) == {"wte", "wpe"}
 
 
 class _ByHand(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
 from fedsim.runner.detailed_evaluation import Personalisation
-from fedsim.utils import terminal
-from tests.conftest import Log
 
 TRAINING = Personalisation(epochs=2, batch_size=2, learning_rate=0.1)
 SIZES = (1, 2, 3, 5, 8)
@@ -73,19 +70,6 @@ def test_it_helps_users_who_repeat_themselves(model: LanguageModel, store: Token
     found = personalise(model, model.initial_parameters(), store, users, training=TRAINING, seed=7)
     assert (found.after < found.without - 0.1).all()
     assert found.without == pytest.approx(math.log(model.vocabulary_size), rel=0.1)
-
-
-def test_it_says_in_a_log_how_many_users_are_done(
-    model: LanguageModel, store: TokenStore, monkeypatch: pytest.MonkeyPatch, caplog: Log
-) -> None:
-    monkeypatch.setattr(terminal, "_QUIET", 0.0)
-    users = np.arange(store.num_users)
-    with caplog.at_level(logging.INFO):
-        found = personalise(
-            model, model.initial_parameters(), store, users, training=TRAINING, seed=7
-        )
-    count = len(found.users)
-    assert caplog.messages[-1].endswith(f"(no ε covers these numbers): {count} of {count} users")
 
 
 def test_the_halves_are_all_of_a_user_and_do_not_meet(store: TokenStore) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, PreTrainedModel
 
 from fedsim.clients.models import pretraining
-from fedsim.clients.models.pretraining import Schedule, describe_origin, pretrained, random_start
+from fedsim.clients.models.pretraining import Schedule, pretrained, random_start
 from fedsim.clients.models.tiny_gpt import load as load_tiny_gpt
 from fedsim.clients.models.tokenizers import END_OF_TEXT, byte_pair_tokenizer, public_text
 from fedsim.config import ModelConfig
@@ -90,14 +90,6 @@ def test_it_repeats_whatever_the_global_generator(
     assert torch.equal(*made)
 
 
-def test_another_config_or_schedule_is_another_folder(cache: Path) -> None:
-    make()
-    make(width=32)
-    make(replace(SCHEDULE, steps=2))
-    make(replace(SCHEDULE, learning_rate=2e-2))
-    assert len(list(cache.iterdir())) == 4
-
-
 def test_a_failure_leaves_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError("no space left")
@@ -110,39 +102,9 @@ def test_a_failure_leaves_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert weights(make()).numel() > 0
 
 
-def test_a_second_process_that_comes_late_uses_the_first_folder(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = weights(make())
-    (folder,) = cache.iterdir()
-    module = random_start(small_config(), seed=5)
-    pretraining._keep(module, byte_pair_tokenizer(300), folder)
-    assert [path.name for path in cache.iterdir()] == [folder.name]
-    assert torch.equal(weights(make()), first)
-
-
 def test_no_steps_is_the_random_start(cache: Path) -> None:
     start = random_start(small_config(), SCHEDULE.seed)
     assert torch.equal(weights(make(replace(SCHEDULE, steps=0))), weights(start))
-
-
-def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
-    schedule = Schedule(steps=100, learning_rate=1.0, warmup_steps=10)
-    rates = [schedule.learning_rate_at(step) for step in range(101)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == rates[10] == pytest.approx(1.0)
-    assert rates[100] == pytest.approx(0.1)
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-
-
-def test_the_origin_names_text_words_and_steps() -> None:
-    words = sum(len(text.split()) for text in public_text()[:100])
-    sentence = describe_origin(SCHEDULE)
-    assert "eleven history plays" in sentence
-    assert f"{words:,} words" in sentence
-    assert "3 steps" in sentence
-    assert "random" in describe_origin(replace(SCHEDULE, steps=0))
 
 
 def test_tiny_gpt_takes_no_longer_sequences_than_it_has_positions() -> None:

@@ -7,10 +7,9 @@ from functools import lru_cache
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from pydantic import TypeAdapter
 
 from fedsim.clients.engines.clipped_sums import float32_products
-from fedsim.clipping import Clip
+from fedsim.clipping import Clip, clip_from_json
 from fedsim.execution import Engine, Task
 from fedsim.grids.records import (
     ClientSpec,
@@ -23,7 +22,6 @@ from fedsim.materials import Materials, check_device, load_materials
 from fedsim.registry import resolve
 
 app = ClientApp()
-_ANY_CLIP: TypeAdapter[Clip] = TypeAdapter(Clip)
 _on_device = ParametersOnDevice()
 
 
@@ -72,4 +70,4 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
 
 @lru_cache(maxsize=4)
 def _clip(clip_json: str) -> Clip:
-    return _ANY_CLIP.validate_json(clip_json)
+    return clip_from_json(clip_json)

@@ -47,12 +47,20 @@ if TYPE_CHECKING:
     )
     from fedsim.accounting.events import RoundCost as RoundCost
     from fedsim.accounting.ledger import Ledger as Ledger
+    from fedsim.accounting.methods.accountant import Accountant as Accountant
+    from fedsim.clipping import Clip as Clip
     from fedsim.clipping import FlatClip as FlatClip
     from fedsim.clipping import NormalisedClip as NormalisedClip
     from fedsim.clipping import PerLayerClip as PerLayerClip
     from fedsim.clipping import layer_of as layer_of
+    from fedsim.config import ClipConfig as ClipConfig
     from fedsim.config import Config as Config
+    from fedsim.config import EstimatorConfig as EstimatorConfig
     from fedsim.config import ModelConfig as ModelConfig
+    from fedsim.config import PrivacyConfig as PrivacyConfig
+    from fedsim.config import SamplingConfig as SamplingConfig
+    from fedsim.config import ServerConfig as ServerConfig
+    from fedsim.config import StrategyConfig as StrategyConfig
     from fedsim.config import load_config as load_config
     from fedsim.config import parse_config as parse_config
     from fedsim.errors import BudgetSpentError as BudgetSpentError
@@ -60,7 +68,9 @@ if TYPE_CHECKING:
     from fedsim.errors import DivergedError as DivergedError
     from fedsim.errors import HaltedError as HaltedError
     from fedsim.estimators import ClippedDenominator as ClippedDenominator
+    from fedsim.estimators import Estimator as Estimator
     from fedsim.estimators import FixedDenominator as FixedDenominator
+    from fedsim.estimators import WeightedSum as WeightedSum
     from fedsim.execution import Task as Task
     from fedsim.execution import TaskSpec as TaskSpec
     from fedsim.execution import Unit as Unit
@@ -68,6 +78,8 @@ if TYPE_CHECKING:
     from fedsim.language_model import LanguageModel as LanguageModel
     from fedsim.materials import Materials as Materials
     from fedsim.materials import load_materials as load_materials
+    from fedsim.parts import build_estimator as build_estimator
+    from fedsim.parts import build_sampling as build_sampling
     from fedsim.plan import RoundPlan as RoundPlan
     from fedsim.report.schema import RoundMetrics as RoundMetrics
     from fedsim.report.schema import RunReport as RunReport
@@ -80,8 +92,11 @@ if TYPE_CHECKING:
     from fedsim.sampling import FixedSizeSampling as FixedSizeSampling
     from fedsim.sampling import PoissonSampling as PoissonSampling
     from fedsim.sampling import Relation as Relation
+    from fedsim.sampling import Sampling as Sampling
     from fedsim.sampling import ShuffledSampling as ShuffledSampling
     from fedsim.sampling import TruncatedPoissonSampling as TruncatedPoissonSampling
+    from fedsim.sampling import Wanted as Wanted
+    from fedsim.seeding import Coins as Coins
     from fedsim.server_optimizer import ServerOptimizer as ServerOptimizer
     from fedsim.state import ServerState as ServerState
     from fedsim.strategy import build_plan as build_plan
@@ -95,13 +110,16 @@ _HOMES = {
     "fedsim.accounting.calibration": "calibrate_noise_multiplier",
     "fedsim.accounting.events": "RoundCost",
     "fedsim.accounting.ledger": "Ledger",
-    "fedsim.clipping": "FlatClip NormalisedClip PerLayerClip layer_of",
-    "fedsim.config": "Config ModelConfig load_config parse_config",
+    "fedsim.clipping": "Clip FlatClip NormalisedClip PerLayerClip layer_of",
+    "fedsim.config": "ClipConfig Config EstimatorConfig ModelConfig PrivacyConfig SamplingConfig "
+    "ServerConfig StrategyConfig load_config parse_config",
     "fedsim.errors": "BudgetSpentError ConfigError DivergedError HaltedError",
-    "fedsim.estimators": "ClippedDenominator FixedDenominator",
+    "fedsim.estimators": "Estimator WeightedSum ClippedDenominator FixedDenominator",
     "fedsim.execution": "Task TaskSpec Unit Update",
     "fedsim.language_model": "LanguageModel",
     "fedsim.materials": "Materials load_materials",
+    "fedsim.accounting.methods.accountant": "Accountant",
+    "fedsim.parts": "build_estimator build_sampling",
     "fedsim.plan": "RoundPlan",
     "fedsim.report.schema": "RoundMetrics RunReport load_metrics load_report",
     "fedsim.round": "run_round",
@@ -109,8 +127,9 @@ _HOMES = {
     "fedsim.runner.launch": "run",
     "fedsim.trackers.tracking": "Tracker",
     "fedsim.runner.training": "train",
-    "fedsim.sampling": "FixedSizeSampling PoissonSampling Relation ShuffledSampling "
-    "TruncatedPoissonSampling",
+    "fedsim.sampling": "FixedSizeSampling PoissonSampling Relation Sampling ShuffledSampling "
+    "TruncatedPoissonSampling Wanted",
+    "fedsim.seeding": "Coins",
     "fedsim.server_optimizer": "ServerOptimizer",
     "fedsim.state": "ServerState",
     "fedsim.strategy": "build_plan private_plan",

@@ -14,22 +14,26 @@ case of one unit.
 | over bound  | scaled to the bound      | scaled to norm 1         |
 | NaN or inf  | never gets here: execution drops it to zero and counts it      |
 
-A new kind is a member of `Clip` (below), a word of `strategy.clip.kind` (`config/schema.py`), made
-by `strategy.build_clip`, said where audits ask which parameters a bound is of
-(`audit/canaries.py`, `audit/replicas.py`) and in reports (`runner/summary.py`), and a row of
-`tests/contracts/test_clips.py`.
+A new one is a subclass of `Clip` (below) under an entry point of the group `fedsim.clips`:
+`docs/how-to/own-parts.md`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
+from fedsim.config.schema import ClipConfig
+from fedsim.errors import ConfigError
+from fedsim.registry import resolve
 from fedsim.tensors import Tensors, l2_norms
+from fedsim.utils.section import Positive
 
 # Relative rounding of a float64 norm over up to 2^30 entries is far below this margin, so a
 # clipped update never exceeds its bound by rounding.
@@ -55,10 +59,61 @@ def layers_of(parameters: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(layer_of(name) for name in parameters))
 
 
-class _Clip(BaseModel):
-    """What every clip shares: frozen, and applied through its factors."""
+class FlatClipConfig(ClipConfig):
+    """One bound on the whole update."""
+
+    @model_validator(mode="after")
+    def _has_bound(self) -> Self:
+        if self.l2_clip_norm is None:
+            raise ValueError("l2_clip_norm: missing; give the largest norm of an update")
+        return self
+
+
+class PerLayerClipConfig(ClipConfig):
+    """A bound on each layer of an update."""
+
+    l2_clip_norms: dict[str, Positive] | None = None
+    """In place of `l2_clip_norm`: a bound for each layer, by the name of the layer."""
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
+            raise ValueError("give l2_clip_norm or, for each layer, l2_clip_norms: one of the two")
+        return self
+
+
+class Clip(BaseModel):
+    """A bound on what one unit can add: it multiplies each tensor of an update by a factor.
+
+    A subclass is a frozen pydantic model, which workers get as JSON. Its entry point in
+    `fedsim.clips` has the name `kind`.
+
+    Formal guarantees, which the ε rests on:
+
+    - What comes out has an L2 norm over all tensors of at most `bound`, whatever finite update
+      goes in. `batch_factors` gets norms that may be too small by `norm_error`.
+    - The factors of an update depend on its own norms and on the clip's fields alone.
+    - `bound` is a public constant; infinite, it states none: then no noise can be scaled to it, and
+      there is no ε.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: ClassVar[type[ClipConfig]] = ClipConfig
+    kind: str
+
+    @classmethod
+    def build(cls, options: Any, parameters: Tensors) -> Clip:  # noqa: ANN401
+        """Return the clip of a config.
+
+        Args:
+            options: the table `strategy.clip`, an instance of `cls.options`.
+            parameters: those that are trained.
+
+        Raises:
+            ConfigError: the two do not go together.
+        """
+        raise NotImplementedError
 
     def __call__(self, update: Tensors) -> dict[str, torch.Tensor]:
         """Return the clipped update, float64."""
@@ -74,10 +129,25 @@ class _Clip(BaseModel):
         return dict(zip(update, factors, strict=True))
 
     @property
+    @abstractmethod
+    def bound(self) -> float:
+        """The largest L2 norm that comes out."""
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm up to which an update is within the clip; what adaptive clipping moves."""
+        return self.bound
+
+    @property
     def unclipped_factor(self) -> float:
         """The factor of every tensor of an update that is within the clip, and of no other's."""
         return 1.0
 
+    @abstractmethod
+    def scaled(self, scale: float) -> Clip:
+        """Return the clip with `scale` times the norm, for schedules and adaptive clipping."""
+
+    @abstractmethod
     def batch_factors(
         self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
     ) -> torch.Tensor:
@@ -91,7 +161,6 @@ class _Clip(BaseModel):
         Returns:
             (units, tensors) float64.
         """
-        raise NotImplementedError
 
 
 def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) -> torch.Tensor:
@@ -107,7 +176,30 @@ def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) ->
     return torch.where(norms <= allowed, 1.0, allowed / norms)
 
 
-class FlatClip(_Clip):
+def clip_of(content: Any) -> Any:  # noqa: ANN401
+    """Return the clip of which `content` is the JSON value; another value as it is.
+
+    Raises:
+        ConfigError: its kind is not registered.
+    """
+    if not isinstance(content, Mapping):
+        return content
+    built_in: dict[str, type[Clip]] = {"normalised": NormalisedClip, "none": NoClip}
+    kind = str(content.get("kind"))
+    found: type[Clip] = built_in.get(kind) or resolve("clips", kind, "clip")
+    return found.model_validate(content)
+
+
+def clip_from_json(text: str) -> Clip:
+    """Return the clip that a message to a worker holds."""
+    clip: Clip = clip_of(json.loads(text))
+    return clip
+
+
+AnyClip = Annotated[SerializeAsAny[Clip], BeforeValidator(clip_of)]
+
+
+class FlatClip(Clip):
     """One bound on the norm of the whole update (McMahan et al. 2018, FlatClip).
 
     Examples:
@@ -121,8 +213,14 @@ class FlatClip(_Clip):
         0.5
     """
 
+    options: ClassVar[type[ClipConfig]] = FlatClipConfig
     kind: Literal["flat"] = "flat"
     l2_clip_norm: Norm
+
+    @classmethod
+    def build(cls, options: ClipConfig, parameters: Tensors) -> Clip:
+        """Return the clip of the norm in the options."""
+        return cls.model_validate({"l2_clip_norm": options.l2_clip_norm})
 
     @property
     def bound(self) -> float:
@@ -135,17 +233,12 @@ class FlatClip(_Clip):
         """Return one factor for all tensors of an update."""
         return _projections(squares, self.l2_clip_norm, norm_error).expand(squares.shape)
 
-    @property
-    def norm(self) -> float:
-        """The L2 norm up to which an update is within the clip."""
-        return self.l2_clip_norm
-
     def scaled(self, scale: float) -> FlatClip:
         """Return the clip at `scale` times the norm."""
         return FlatClip(l2_clip_norm=scale * self.l2_clip_norm)
 
 
-class PerLayerClip(_Clip):
+class PerLayerClip(Clip):
     """A bound S_j for each layer; together S = sqrt(Σ S_j²) (McMahan et al. 2018, PerLayerClip).
 
     Examples:
@@ -159,8 +252,23 @@ class PerLayerClip(_Clip):
         0.5
     """
 
+    options: ClassVar[type[ClipConfig]] = PerLayerClipConfig
     kind: Literal["per-layer"] = "per-layer"
     l2_clip_norms: Mapping[str, Norm]
+
+    @classmethod
+    def build(cls, options: PerLayerClipConfig, parameters: Tensors) -> Clip:
+        """Return the clip of the norms in the options, or of an even split over the layers."""
+        layers = layers_of(parameters)
+        if options.l2_clip_norm is not None:
+            return cls.evenly(options.l2_clip_norm, layers)
+        norms = options.l2_clip_norms or {}
+        if wrong := set(layers) ^ norms.keys():
+            raise ConfigError(
+                f"strategy.clip.l2_clip_norms: {sorted(wrong)} missing or unknown; "
+                f"the trainable layers are {layers}"
+            )
+        return cls(l2_clip_norms=norms)
 
     @classmethod
     def evenly(cls, l2_clip_norm: float, layers: Iterable[str]) -> PerLayerClip:
@@ -188,18 +296,13 @@ class PerLayerClip(_Clip):
             factors[:, columns] = _projections(squares[:, columns], bound, norm_error)
         return factors
 
-    @property
-    def norm(self) -> float:
-        """The bounds of all layers together."""
-        return self.bound
-
     def scaled(self, scale: float) -> PerLayerClip:
         """Return the clip with every layer's bound times `scale`."""
         norms = {name: scale * norm for name, norm in self.l2_clip_norms.items()}
         return PerLayerClip(l2_clip_norms=norms)
 
 
-class NormalisedClip(_Clip):
+class NormalisedClip(Clip):
     """Clip, then divide by the clip's bound, so that the learning rate does not depend on it.
 
     De et al. 2022, used by Charles et al. 2024 (App. F). What comes out has norm at most 1,
@@ -214,7 +317,7 @@ class NormalisedClip(_Clip):
     """
 
     kind: Literal["normalised"] = "normalised"
-    clip: Annotated[FlatClip | PerLayerClip, Field(discriminator="kind")]
+    clip: AnyClip
 
     @property
     def bound(self) -> float:
@@ -243,7 +346,7 @@ class NormalisedClip(_Clip):
         return NormalisedClip(clip=self.clip.scaled(scale))
 
 
-class NoClip(_Clip):
+class NoClip(Clip):
     """Leave updates as they are. The bound is infinite, so no noise level can be derived."""
 
     kind: Literal["none"] = "none"
@@ -259,14 +362,6 @@ class NoClip(_Clip):
         """Return ones."""
         return torch.ones_like(squares)
 
-    @property
-    def norm(self) -> float:
-        """Infinity: every update is within."""
-        return math.inf
-
     def scaled(self, scale: float) -> NoClip:
         """Return itself."""
         return self
-
-
-Clip = Annotated[FlatClip | PerLayerClip | NormalisedClip | NoClip, Field(discriminator="kind")]

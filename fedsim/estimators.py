@@ -1,20 +1,23 @@
 """Estimators: from a cohort's weighted sum to its mean, and the sensitivity of that mean.
 
 An estimator is the only place where a denominator is chosen, and its `.sensitivity(bound)` the
-only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1).
+only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1). A new one is a subclass of
+`Estimator` under an entry point of the group `fedsim.estimators`: `docs/how-to/own-parts.md`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
+from fedsim.config.schema import EstimatorConfig
 from fedsim.sampling import Relation, Sampling
-from fedsim.seeding import RandomSource
 from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like
+from fedsim.utils.section import Positive
 
 # Entries of a sum in one piece of memory. In one of a large model, a tensor that is used up would
 # not be freed; and many small ones take long to fill on a machine of many cores.
@@ -79,50 +82,58 @@ class WeightedSum:
         return WeightedSum(values=values, **added)
 
 
-class TestCoins(Protocol):
-    """Where the noise of a test of each round (`Sampling.test`) is drawn from.
+class Estimator(ABC):
+    """A denominator, and the sensitivity that goes with it.
 
-    A run that is taken up draws the same noise again.
+    A subclass is a frozen dataclass. Its entry point in `fedsim.estimators` has the name `kind`.
+
+    Formal guarantees, which the ε rests on:
+
+    - `factor(total)` times the sum moves by at most `sensitivity(bound)` in L2 where one unit of
+      weight in [0, 1], whose clipped update has a norm of at most `bound`, comes in or leaves, for
+      every sampler, relation and number of units a user that `unproved` does not name.
+    - `sensitivity` is made of public numbers alone.
+    - `sampling_probability` is the sampler's.
     """
 
-    def __call__(self, round: int, unit: int, answer: str) -> RandomSource:
-        """Return the source of the noise on a round's answer, or on the run's threshold.
+    kind: str
+    options: ClassVar[type[EstimatorConfig]] = EstimatorConfig
+    sampling_probability: float
+
+    @classmethod
+    def build(cls, options: Any, probability: float, population: float) -> Estimator:  # noqa: ANN401
+        """Return the estimator of a config.
 
         Args:
-            round: from 0; of the threshold 0.
-            unit: 0 for the threshold, 1 for an answer.
-            answer: what the noise is added to, "" for the threshold, which is no private number:
-                one noise must never hide two answers.
+            options: the table `strategy.estimator`, an instance of `cls.options`.
+            probability: of the sampler.
+            population: the public total weight of all units.
         """
-        ...
+        raise NotImplementedError
 
-
-class Estimator(Protocol):
-    """A denominator and the sensitivity that goes with it."""
-
-    test: ClassVar[str | None]
-    """The test of each round that its sensitivity rests on, as of `Sampling.test`."""
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def sampling_probability(self) -> float: ...  # noqa: D102
-
+    @abstractmethod
     def factor(self, total: WeightedSum) -> float:
         """Return what the sum's values are multiplied by to be the estimate of the mean update."""
-        ...
 
+    @abstractmethod
     def sensitivity(self, bound: float) -> float:
         """Return the most, in L2, that adding or removing one unit of weight <= 1 can change."""
-        ...
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
         """Return what its proof of the sensitivity does not cover, or None."""
-        ...
+        return None
 
     def describe(self) -> dict[str, float | str]:
         """Return what a report prints."""
-        ...
+        return {"kind": self.kind}
+
+
+class ClippedConfig(EstimatorConfig):
+    """The weight of the drawn cohort, from below at a least weight."""
+
+    min_weight: Positive
+    """The denominator is max(q * min_weight, the drawn weight), where q is the sampling
+    probability."""
 
 
 def _check(sampling_probability: float, weight: float, field_name: str) -> None:
@@ -133,7 +144,7 @@ def _check(sampling_probability: float, weight: float, field_name: str) -> None:
 
 
 @dataclass(frozen=True)
-class FixedDenominator:
+class FixedDenominator(Estimator):
     """f_f: divide by the expected weight q·W, whatever was drawn. Unbiased; sensitivity S/(qW).
 
     Attributes:
@@ -151,10 +162,14 @@ class FixedDenominator:
     sampling_probability: float
     total_weight: float
     kind: str = field(default="fixed", init=False)
-    test: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         _check(self.sampling_probability, self.total_weight, "total_weight")
+
+    @classmethod
+    def build(cls, options: EstimatorConfig, probability: float, population: float) -> Estimator:
+        """Return the expected weight of a cohort as the denominator."""
+        return cls(probability, population)
 
     @property
     def denominator(self) -> float:
@@ -169,17 +184,13 @@ class FixedDenominator:
         """Return bound / (qW)."""
         return bound / self.denominator
 
-    def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
-        """Return None: a constant denominator moves with no unit."""
-        return None
-
     def describe(self) -> dict[str, float | str]:
         """Return the kind and the denominator."""
         return {"kind": self.kind, "denominator": self.denominator}
 
 
 @dataclass(frozen=True)
-class ClippedDenominator:
+class ClippedDenominator(Estimator):
     """f_c: divide by max(q·W_min, the weight drawn). Sensitivity 2S/(qW_min), Lemma 1.
 
     The factor 2 pays for the denominator, which a unit moves as well. The proof needs updates
@@ -202,10 +213,15 @@ class ClippedDenominator:
     sampling_probability: float
     min_weight: float
     kind: str = field(default="clipped", init=False)
-    test: ClassVar[str | None] = None
+    options: ClassVar[type[EstimatorConfig]] = ClippedConfig
 
     def __post_init__(self) -> None:
         _check(self.sampling_probability, self.min_weight, "min_weight")
+
+    @classmethod
+    def build(cls, options: ClippedConfig, probability: float, population: float) -> Estimator:
+        """Return the denominator of the least weight in the options."""
+        return cls(probability, options.min_weight)
 
     @property
     def least_denominator(self) -> float:
@@ -226,8 +242,8 @@ class ClippedDenominator:
             return "a user with several units in the pool"
         if relation is Relation.REPLACE:
             return "the replace-one relation"
-        if relation is Relation.ZERO_OUT:  # and moves the mean towards 0: another pair of laws
-            return "the zero-out-one relation, where a user who contributes zeros still counts"
+        if relation is not Relation.ADD_OR_REMOVE:  # it moves the mean towards 0 too
+            return f"the {relation.value} relation, where who contributes zeros still counts"
         if sampling.displaces:
             return "a cohort in which one user can displace another"
         return None

@@ -8,10 +8,10 @@ same fields. A plan that cannot be kept is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.search import Search
 from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
-from fedsim.errors import ConfigError
-from fedsim.estimators import Estimator, TestCoins, WeightedSum
+from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor, TaskSpec
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.noise.memory import NoiseMemory
@@ -33,15 +32,7 @@ from fedsim.seeding import Coins, Draws, Hashes
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 
-__all__ = ["RoundPlan", "TaskSpec", "TestingEstimator"]
-
-
-class TestingEstimator(Estimator, Protocol):
-    """An estimator whose sensitivity is proved for rounds that pass a test."""
-
-    def around(self, executor: Executor, sampling: Sampling, coins: TestCoins) -> Executor:
-        """Return an executor that tests each round by the sampler's terms."""
-        ...
+__all__ = ["RoundPlan", "TaskSpec"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +69,10 @@ class RoundPlan:
         score_rounds: after which such a score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
         memory: of earlier rounds' noise, where it is correlated.
+        wrapper: makes the executor that rounds use from the one that computes, and the run's draws,
+            as one that tests a round before anything is released.
+        priced_questions: what each round asks of private data beside the clipped sum, in the price
+            of the round.
 
     Raises:
         ValueError: a combination without a proof, or fields that disagree.
@@ -133,6 +128,8 @@ class RoundPlan:
     score_rounds: tuple[int, ...] = ()
     matrix: NoiseMatrix = INDEPENDENT
     memory: NoiseMemory = field(default_factory=NoiseMemory, repr=False)
+    wrapper: Callable[[Executor, Draws], Executor] | None = None
+    priced_questions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_pool()
@@ -143,12 +140,6 @@ class RoundPlan:
             )
         if self.units_per_user < 1:
             raise ValueError(f"units_per_user = {self.units_per_user}: must be at least 1")
-        if self.sampling.test != self.estimator.test:
-            raise ValueError(
-                f"estimator.kind = {self.estimator.kind!r}: its sensitivity is not proved for "
-                f"{self.sampling.kind!r} sampling; a test of each round and the estimator that "
-                "rests on it come together"
-            )
         if reason := self.estimator.unproved(self.sampling, self.relation, self.units_per_user):
             raise ValueError(
                 f"estimator.kind = {self.estimator.kind!r}: has no proved sensitivity for "
@@ -178,6 +169,8 @@ class RoundPlan:
     def _check_pool(self) -> None:
         if len(self.pool) == 0:
             raise ValueError("pool: is empty, there is nothing to sample from")
+        if not (np.diff(self.pool) > 0).all() and len(np.unique(self.pool)) < len(self.pool):
+            raise ValueError(f"pool: has one {self.unit} twice, with coins for each; give it once")
         for name in ("addresses", "owners"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.pool):
@@ -240,36 +233,17 @@ class RoundPlan:
             raise ValueError(f"{field}: is proved for a clip that is the same in every round")
 
     def around(self, executor: Executor) -> Executor:
-        """Return the executor, within the test of each round that the estimator's proof needs."""
-        if self.sampling.test is None:
-            return executor
-        return cast(TestingEstimator, self.estimator).around(
-            executor, self.sampling, self.draws.test_coins
-        )
+        """Return the executor within the plan's own, if it has one."""
+        return executor if self.wrapper is None else self.wrapper(executor, self.draws)
 
     def at(self, state: ServerState) -> RoundPlan:
         """Return the plan of the round that `state` is about to do: its clip, hence its noise.
 
         The plan itself where the clip is unchanged.
-
-        Raises:
-            ConfigError: its pool has a unit more often than it says of a user.
         """
-        if (times := self._most_often) > self.units_per_user:
-            raise ConfigError(
-                f"pool: has one {self.unit} {times} times, each with coins and an update of its "
-                f"own, and the price is of units_per_user = {self.units_per_user}; give it once"
-            )
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))
-
-    @cached_property
-    def _most_often(self) -> int:
-        """How many times the most frequent unit stands in the pool."""
-        if (np.diff(self.pool) > 0).all():  # as in the strategies' own: at once
-            return 1
-        return int(np.unique(self.pool, return_counts=True)[1].max())
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
         """Return the next round's clip after the round that `state` was about to do."""

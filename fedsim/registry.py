@@ -81,6 +81,21 @@ def _entry(group: str, name: str) -> EntryPoint | None:
     return entries[0] if entries else None
 
 
+def part(group: str, name: str, field: str) -> Any:  # noqa: ANN401
+    """Load a part that a config names: it has `build`, and maybe `options`.
+
+    Raises:
+        ConfigError: as `resolve`, or it has no `build`.
+    """
+    found = resolve(group, name, field)
+    if not callable(getattr(found, "build", None)):
+        raise ConfigError(
+            f"{field} = {name!r}: what {distribution(group, name).split()[0]!r} registers has no "
+            "`build`; see docs/how-to/own-parts.md"
+        )
+    return found
+
+
 def _registered(group: str) -> EntryPoints:
     return _read(f"fedsim.{group}", *map(_state, sys.path))
 

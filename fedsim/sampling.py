@@ -1,7 +1,6 @@
 """Samplers, each drawn and accounted by the same value; and the neighbouring relations.
 
-Six samplers, each drawn exactly as it is accounted, save one that says that it is not; a seventh,
-of Asi & Liu, is in `fedsim/concentration`:
+Six samplers, each drawn exactly as it is accounted, save one that says that it is not:
 
 | sampler | cohort | accounted as | relation |
 |---|---|---|---|
@@ -12,25 +11,28 @@ of Asi & Liu, is in `fedsim/concentration`:
 | cyclic | Binomial, of one group in turn | a Poisson round a turn, a whole run | of users |
 | shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
 
-A new one is a `Sampling` (below) with a proof: a word of `strategy.sampling.kind`
-(`config/schema.py`), made by `strategy.build_sampling` and, for `fedsim account`, in
-`cli/account.py`, read from files by `accounting/events.py`, priced by an accountant in
-`accounting/methods`, in `tests/contracts/test_accountants.py` and tested for its law in
-`tests/privacy/test_other_samplers.py`. Relations "of users" are the first three of `Relation`.
+A new one is a subclass of `Sampling` (below) under an entry point of the group `fedsim.samplers`:
+`docs/how-to/own-parts.md`. Relations "of users" are the first three of `Relation`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import scipy  # its parts load when they are used
+from pydantic import Field
 
+from fedsim.config.schema import SamplingConfig
+from fedsim.errors import ConfigError, about
 from fedsim.seeding import Coins, Uniforms
+from fedsim.utils.section import MOST
 
 if TYPE_CHECKING:  # each function imports what it needs: a worker draws and accounts nothing
     import dp_accounting
@@ -93,23 +95,40 @@ class Relation(Enum):
         }[self]
 
 
-class Sampling(Protocol):
-    """How the units of a round are drawn, and the privacy event that this costs."""
+class Sampling(ABC):
+    """How the units of a round are drawn, and the privacy event that this costs.
+
+    A subclass is a frozen dataclass whose fields are numbers: they are what ledgers keep. Its
+    entry point in `fedsim.samplers` has the name `kind`.
+
+    Formal guarantees, which the ε rests on:
+
+    - `draw` has the law that `event` is the price of, for every population that it accepts. It
+      looks at `coins`, the round and the number of units alone, never at data.
+    - One unit's presence changes the draw of no other unit, unless `displaces`.
+    - `event(z, k)` dominates a round in which one user owns at most k units, each unit adds at most
+      1 to the sum, and noise of standard deviation z is added. With `run_rounds`, `events` such
+      events dominate the whole run.
+    - `probability` is that of a unit in a round; the denominator uses it.
+    """
 
     kind: ClassVar[str]
-    guaranteed: ClassVar[bool]
+    options: ClassVar[type[SamplingConfig]] = SamplingConfig
+    guaranteed: ClassVar[bool] = True
     """Whether `event` describes `draw`. If not, an ε computed from it is hypothetical."""
-    hides_size: ClassVar[bool]
+    hides_size: ClassVar[bool] = True
     """Whether the number of units may stay private.
 
     By default the relation is then add-or-remove-one, else replace-one.
     """
-    displaces: ClassVar[bool]
+    displaces: ClassVar[bool] = False
     """Whether, in what is accounted, adding a unit can push another one out of the cohort."""
-    accountant: ClassVar[str | None]
+    accountant: ClassVar[str | None] = None
     """The accountant that is meant for it; None: a PLD."""
-    test: ClassVar[str | None]
-    """The test of each round that bounds what one unit moves; None: the clip bounds it."""
+    sums_alone: ClassVar[bool] = False
+    """Whether rounds release nothing of private data but noisy sums, in which a unit takes part
+    with `coins`' probability: then a bound on total variation saves the accountant's work."""
+    probability: float
 
     @property
     def run_rounds(self) -> int | None:
@@ -117,22 +136,36 @@ class Sampling(Protocol):
 
         Such a sampler draws from the coins of earlier rounds too, so a round can be repeated.
         """
-        ...
+        return None
 
     @property
     def events(self) -> int:
         """How many times `event` is composed: for one round, or for all `run_rounds` of a run."""
-        ...
+        return 1
 
-    @property
-    def probability(self) -> float:
-        """The probability that a given unit is drawn in a given round."""
-        ...
+    def coins_met(self, rounds: int) -> tuple[float, int]:
+        """Return the rate and the number of the coins that a unit meets in these rounds."""
+        whole = self.run_rounds
+        return self.probability, rounds if whole is None else -(-rounds // whole) * whole
 
     def in_words(self, noun: str) -> str:
         """Return what a report calls the sampling of "users" or "examples"."""
-        ...
+        return f"{self.kind} sampling of {noun}"
 
+    @classmethod
+    def build(cls, options: Any, wanted: Wanted) -> Sampling:  # noqa: ANN401  (a subclass's own)
+        """Return the sampler of a config.
+
+        Args:
+            options: the table `strategy.sampling`, an instance of `cls.options`.
+            wanted: what else of the config decides it.
+
+        Raises:
+            ConfigError: the two do not go together.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the indices of the units drawn in a round, ascending; possibly none.
 
@@ -150,7 +183,7 @@ class Sampling(Protocol):
         """Return what one round costs a user who owns at most `units_per_user` units.
 
         A run with one price costs `events` of these; `UnsupportedDpEvent` where only the sampler's
-        own accountant has a price.
+        own accountant has a price. By default `NonPrivateDpEvent`: then there is no ε.
 
         Args:
             noise_multiplier: noise standard deviation over what one unit can add, > 0.
@@ -159,19 +192,77 @@ class Sampling(Protocol):
         Raises:
             ValueError: no proved cost is known.
         """
+        import dp_accounting  # noqa: PLC0415
 
-
-class _ByRound:
-    """Defaults of samplers whose every round has a price of its own."""
-
-    accountant: ClassVar[str | None] = None
-    test: ClassVar[str | None] = None
-    run_rounds: ClassVar[int | None] = None
-    events: ClassVar[int] = 1
+        return dp_accounting.NonPrivateDpEvent()
 
 
 @dataclass(frozen=True)
-class PoissonSampling(_ByRound):
+class Wanted:
+    """What a sampler is built for.
+
+    Attributes:
+        expected: units a round, on average or exactly; None where the config leaves it out.
+        population: the public number of units.
+        counted: the true number.
+        rounds: of the run.
+        field: the key of `expected`, for messages.
+        noun: what is drawn, for messages.
+    """
+
+    expected: float | None
+    population: int
+    counted: int
+    rounds: int
+    field: str
+    noun: str
+
+    @property
+    def rate(self) -> float:
+        """The expected share of the population, or a `ConfigError` if it is missing or over 1."""
+        if self.expected is None:
+            raise ConfigError(
+                f"{self.field}: missing; give the expected number of {self.noun} a round"
+            )
+        if self.expected > self.population:
+            raise ConfigError(
+                f"{self.field} = {self.expected:g}: larger than the population of "
+                f"{self.population} {self.noun}; give at most {self.population}"
+            )
+        return self.expected / self.population
+
+    def refuse_population(self, kind: str) -> NoReturn:
+        """Raise `ConfigError` where a price rests on another population than the true one."""
+        raise ConfigError(
+            f"strategy.sampling.kind = {kind!r}: the price rests on a population of "
+            f"{self.population}, but there are {self.counted} {self.noun}; declare the true "
+            'number, or take kind = "poisson"'
+        )
+
+
+class TruncatedPoissonConfig(SamplingConfig):
+    """Poisson sampling whose cohorts are cut to a cap."""
+
+    max_cohort_size: Annotated[int, Field(ge=1, le=MOST)]
+    """The most units of a round; if more are drawn, a random choice of them is left out."""
+
+
+class BalancedConfig(SamplingConfig):
+    """Everybody takes part once in each pass over the users."""
+
+    participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """The number of rounds in which each user takes part; left out, computed from `cohort_size`."""
+
+
+class CyclicConfig(SamplingConfig):
+    """Groups of users take turns."""
+
+    groups: Annotated[int, Field(ge=1, le=MOST)]
+    """The number of groups of users that take turns."""
+
+
+@dataclass(frozen=True)
+class PoissonSampling(Sampling):
     """Every unit flips its own coin: the cohort's size is Binomial(num_units, probability).
 
     This is the sampling that the amplification theorems are about (Charles et al. 2024,
@@ -183,12 +274,15 @@ class PoissonSampling(_ByRound):
 
     probability: float
     kind: ClassVar[str] = "poisson"
-    guaranteed: ClassVar[bool] = True
-    hides_size: ClassVar[bool] = True
-    displaces: ClassVar[bool] = False
+    sums_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
+
+    @classmethod
+    def build(cls, options: SamplingConfig, wanted: Wanted) -> Sampling:
+        """Return a coin of the expected rate for each unit."""
+        return cls(wanted.rate)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
@@ -204,7 +298,7 @@ class PoissonSampling(_ByRound):
 
 
 @dataclass(frozen=True)
-class TruncatedPoissonSampling(_ByRound):
+class TruncatedPoissonSampling(Sampling):
     """Poisson sampling, but of a cohort above `max_units` a uniform subset of that size is kept.
 
     Memory and time of a round are bounded. A user can now displace another, so the price is
@@ -220,13 +314,20 @@ class TruncatedPoissonSampling(_ByRound):
     max_units: int
     population: int
     kind: ClassVar[str] = "truncated-poisson"
-    guaranteed: ClassVar[bool] = True
-    hides_size: ClassVar[bool] = True
+    options: ClassVar[type[SamplingConfig]] = TruncatedPoissonConfig
+    sums_alone: ClassVar[bool] = True
     displaces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_probability(self.probability)
         _check_count("max_units", self.max_units, self.population)
+
+    @classmethod
+    def build(cls, options: TruncatedPoissonConfig, wanted: Wanted) -> Sampling:
+        """Return coins of the expected rate, cut at `max_cohort_size`."""
+        if wanted.counted > wanted.population:
+            wanted.refuse_population(cls.kind)
+        return cls(wanted.rate, min(options.max_cohort_size, wanted.population), wanted.population)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
@@ -269,7 +370,7 @@ class TruncatedPoissonSampling(_ByRound):
 
 
 @dataclass(frozen=True)
-class _SameSize(_ByRound):
+class _SameSize(Sampling):
     """Cohorts of the same size in every round."""
 
     size: int
@@ -278,8 +379,19 @@ class _SameSize(_ByRound):
     def __post_init__(self) -> None:
         _check_count("size", self.size, self.population)
 
+    @classmethod
+    def build(cls, options: SamplingConfig, wanted: Wanted) -> Sampling:
+        """Return cohorts of the expected size, a whole number."""
+        if wanted.counted != wanted.population:
+            wanted.refuse_population(cls.kind)
+        if wanted.rate and wanted.expected != int(wanted.expected or 0):
+            raise ConfigError(
+                f"{wanted.field} = {wanted.expected}: {cls.kind} sampling needs a whole number"
+            )
+        return cls(int(wanted.expected or 0), wanted.population)
+
     @property
-    def probability(self) -> float:
+    def probability(self) -> float:  # type: ignore[override]
         """Size / population, of shuffled passes the rate of what is accounted instead."""
         return self.size / self.population
 
@@ -296,7 +408,7 @@ class FixedSizeSampling(_SameSize):
     """
 
     kind: ClassVar[str] = "fixed-size"
-    guaranteed: ClassVar[bool] = True
+    sums_alone: ClassVar[bool] = True
     hides_size: ClassVar[bool] = False
     displaces: ClassVar[bool] = True
     accountant: ClassVar[str | None] = "rdp"
@@ -337,9 +449,8 @@ class ShuffledSampling(_SameSize):
     """
 
     kind: ClassVar[str] = "shuffled"
+    sums_alone: ClassVar[bool] = True
     guaranteed: ClassVar[bool] = False
-    hides_size: ClassVar[bool] = True
-    displaces: ClassVar[bool] = False
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words, and the one that is accounted instead."""
@@ -362,7 +473,7 @@ class ShuffledSampling(_SameSize):
 
 
 @dataclass(frozen=True)
-class BalancedSampling:
+class BalancedSampling(Sampling):
     """Every unit takes part once in each pass over the units, in a round that it draws alone.
 
     A run is `participations` passes of rounds/participations rounds. Units draw independently, so
@@ -378,12 +489,9 @@ class BalancedSampling:
     rounds: int
     participations: int
     kind: ClassVar[str] = "balanced"
-    guaranteed: ClassVar[bool] = True
-    hides_size: ClassVar[bool] = True
-    displaces: ClassVar[bool] = False
+    options: ClassVar[type[SamplingConfig]] = BalancedConfig
+    sums_alone: ClassVar[bool] = True
     accountant: ClassVar[str | None] = "random-allocation"
-    test: ClassVar[str | None] = None
-    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _check_positive(rounds=self.rounds, participations=self.participations)
@@ -410,9 +518,30 @@ class BalancedSampling:
         return self.rounds // self.participations
 
     @property
-    def probability(self) -> float:
+    def probability(self) -> float:  # type: ignore[override]
         """1/m, of each round of a pass."""
         return 1.0 / self.pass_rounds
+
+    @classmethod
+    def build(cls, options: BalancedConfig, wanted: Wanted) -> Sampling:
+        """Return the passes of the options, or those that give the expected number a round."""
+        count, expected, rounds = options.participations, wanted.expected, wanted.rounds
+        if count is None:
+            share = wanted.rate * rounds
+            count = max(1, round(share))
+            if Fraction(expected or 0.0) * rounds != count * wanted.population:
+                raise ConfigError(
+                    f"{wanted.field} = {expected:g}: gives {share:g} rounds of {rounds} to each of "
+                    f"{wanted.population} {wanted.noun}, and balanced sampling needs a whole "
+                    f"number; give strategy.sampling.participations = {count} in place of it"
+                )
+        elif expected is not None:
+            raise ConfigError(
+                f"{wanted.field} = {expected:g} with strategy.sampling.participations = {count}: "
+                "each decides the other, give one"
+            )
+        with about("strategy.sampling."):
+            return cls(rounds, count)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
@@ -447,7 +576,7 @@ class BalancedSampling:
 
 
 @dataclass(frozen=True)
-class CyclicSampling:
+class CyclicSampling(Sampling):
     """Units are in groups that take turns; in its group's turn every unit flips a coin.
 
     A unit draws its group once, alone, for the whole run; round t is the turn of group t mod
@@ -468,11 +597,8 @@ class CyclicSampling:
     groups: int
     rate: float
     kind: ClassVar[str] = "cyclic"
-    guaranteed: ClassVar[bool] = True
-    hides_size: ClassVar[bool] = True
-    displaces: ClassVar[bool] = False
-    accountant: ClassVar[str | None] = None
-    test: ClassVar[str | None] = None
+    options: ClassVar[type[SamplingConfig]] = CyclicConfig
+    sums_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_positive(rounds=self.rounds, groups=self.groups)
@@ -492,9 +618,27 @@ class CyclicSampling:
         return -(-self.rounds // self.groups)
 
     @property
-    def probability(self) -> float:
+    def probability(self) -> float:  # type: ignore[override]
         """Of a unit in a round whose group is not known."""
         return self.rate / self.groups
+
+    @classmethod
+    def build(cls, options: CyclicConfig, wanted: Wanted) -> Sampling:
+        """Return turns with the expected number a round, or, left out, of whole groups."""
+        groups, size = options.groups, wanted.population
+        rate = 1.0 if wanted.expected is None else wanted.expected * groups / size
+        if rate > 1.0:
+            raise ConfigError(
+                f"{wanted.field} = {wanted.expected:g} with strategy.sampling.groups = {groups}: a "
+                f"group has {size / groups:g} of {size} {wanted.noun} on average; give at most "
+                "that, or leave it out for whole groups"
+            )
+        with about("strategy.sampling."):
+            return cls(wanted.rounds, groups, rate)
+
+    def coins_met(self, rounds: int) -> tuple[float, int]:
+        """Return the rate of a turn's coin, and the most turns of a group."""
+        return self.rate, -(-rounds // self.rounds) * self.events
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""

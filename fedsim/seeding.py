@@ -52,7 +52,7 @@ Purpose = Literal[
     "samples",
     "personalisation",
     "dropout",
-    "concentration",
+    "part",
     "planning",
     "audit",
     "attack",
@@ -260,9 +260,9 @@ class Draws:
         """Return the key of a round's noise, or of that of another release at the same time."""
         return self.key(purpose, round) if self.repeat else secret_noise_key()
 
-    def test_coins(self, round: int, unit: int, answer: str = "") -> RandomSource:
-        """Return a source of the noise of a test of a run's rounds: see `estimators.TestCoins`."""
-        return self.key("concentration", round).chunk("coins", unit)
+    def part_source(self, round: int, index: int) -> RandomSource:
+        """Return a source for what a part draws beside coins and noise, as of a test of a round."""
+        return self.key("part", round).chunk("coins", index) if self.repeat else secret_stream()
 
     def key(self, purpose: Purpose, round: int) -> NoiseKey:
         """Return the key of an address.

@@ -2,90 +2,92 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 import numpy as np
 
-from fedsim.config import Config
+from fedsim.config import Config, FedSGD, StrategyConfig
 from fedsim.data.selection import pool
 from fedsim.errors import ConfigError
-from fedsim.estimators import FixedDenominator
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials
+from fedsim.parts import build_estimator, build_sampling, public_size
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.sampling import CyclicSampling
-from fedsim.strategy import build_sampling, private_plan, public_size, refuse_unused
+from fedsim.strategy import private_plan
+from fedsim.utils.section import Positive
+
+ExampleSelection = Literal[
+    "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "least-demand"
+]
 
 
-def build(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan: coins on the pooled examples, each clipped; a user has group_size of them.
+class ExampleStrategyConfig(StrategyConfig):
+    """Keys of strategies whose units are examples."""
 
-    One user moves Binomial(group_size, p) clipped examples in a round, which is what the
-    mixture-of-Gaussians cost says (Theorem 1). Where texts have several owners the pool has at most
-    group_size examples of each (`fedsim.data.bounding`), and the same holds for every owner.
+    selection: ExampleSelection = "random"
+    local: FedSGD = FedSGD()
+    batch_size: Positive | None = None
+    """Expected number of examples per round."""
+    bounding: Literal["greedy", "random", "linear-program"] | None = None
+    """For texts with several owners: how to choose examples so that no owner has more than
+    `group_size`, in the order of `selection`; left out, "greedy"."""
 
-    Raises:
-        ConfigError: batch_size missing or over the pool, a clipped denominator, local SGD, random
-            chunks.
-    """
-    strategy = config.strategy
-    refuse_unused(
-        strategy,
-        cohort_size=strategy.cohort_size,
-        user_weight_cap=strategy.user_weight_cap,
-        concentration_radius=strategy.concentration_radius,
-    )
-    if strategy.estimator.kind != "fixed":
-        raise ConfigError(
-            f"strategy.estimator.kind = {strategy.estimator.kind!r}: {strategy.name} takes only "
-            '"fixed"; the clipped denominator has no proved bound there'
+
+class ExampleLevelSampling:
+    """Coins on the pooled examples, each clipped; a user has at most group_size of them."""
+
+    options = ExampleStrategyConfig
+
+    @staticmethod
+    def build(config: Config, materials: Materials) -> RoundPlan:
+        """Return the plan.
+
+        One user moves Binomial(group_size, p) clipped examples in a round, which is what the
+        mixture-of-Gaussians cost says (Theorem 1). Where texts have several owners the pool has at
+        most group_size examples of each (`fedsim.data.bounding`), and the same holds for every
+        owner.
+
+        Raises:
+            ConfigError: batch_size missing or over the pool, a clipped denominator.
+        """
+        strategy = cast(ExampleStrategyConfig, config.strategy)
+        _check_owners(config, strategy)
+        examples, dropped = pool(
+            materials.split,
+            materials.store,
+            group_size=strategy.group_size,
+            rule=strategy.selection,
+            seed=materials.seed,
+            losses=losses_for(materials, strategy.selection),
+            bounding=strategy.bounding or "greedy",
         )
-    if strategy.local.task != "fedsgd":
-        raise ConfigError(
-            f'strategy.local.task = {strategy.local.task!r}: {strategy.name} takes only "fedsgd"; '
-            "one example has no local training"
+        declared, counted = config.privacy.declared_num_examples, len(examples)
+        size, sentence = public_size(
+            config, declared, counted, "privacy.declared_num_examples", "pooled examples"
         )
-    if strategy.selection == "random-chunk":
-        raise ConfigError(
-            f'strategy.selection = "random-chunk": {strategy.name} pools whole examples; take '
-            '"uls", or another selection'
+        expected, sizes = strategy.batch_size, (size, counted)
+        sampling = build_sampling(config, expected, sizes, "strategy.batch_size", "pooled examples")
+        grouped = isinstance(sampling, CyclicSampling)
+        users = np.searchsorted(materials.store.user_offsets, examples, side="right") - 1
+        return private_plan(
+            config,
+            materials,
+            unit="example",
+            pool=examples,
+            population=size,
+            sampling=sampling,
+            task=TaskSpec(name="example-gradient"),
+            estimator=build_estimator(config, sampling, size),
+            units_per_user=strategy.group_size,
+            owners=materials.store.user_keys[users] if grouped else None,
+            assumptions=(*_public_graph(config), sentence),
+            dropped=dropped,
         )
-    _check_owners(config)
-    examples, dropped = pool(
-        materials.split,
-        materials.store,
-        group_size=strategy.group_size,
-        rule=strategy.selection,
-        seed=materials.seed,
-        losses=losses_for(materials, strategy.selection),
-        bounding=strategy.bounding or "greedy",
-    )
-    declared, counted = config.privacy.declared_num_examples, len(examples)
-    size, sentence = public_size(
-        config, declared, counted, "privacy.declared_num_examples", "pooled examples"
-    )
-    sampling = build_sampling(
-        config, strategy.batch_size, (size, counted), "strategy.batch_size", "pooled examples"
-    )
-    grouped = isinstance(sampling, CyclicSampling)
-    users = np.searchsorted(materials.store.user_offsets, examples, side="right") - 1
-    return private_plan(
-        config,
-        materials,
-        unit="example",
-        pool=examples,
-        population=size,
-        sampling=sampling,
-        task=TaskSpec(name="example-gradient"),
-        estimator=FixedDenominator(sampling.probability, size),
-        units_per_user=strategy.group_size,
-        owners=materials.store.user_keys[users] if grouped else None,
-        assumptions=(*_public_graph(config), sentence),
-        dropped=dropped,
-    )
 
 
-def _check_owners(config: Config) -> None:
+def _check_owners(config: Config, strategy: ExampleStrategyConfig) -> None:
     """Raise `ConfigError` where a choice of texts with several owners has no proof."""
-    strategy = config.strategy
     if not config.data.co_owned:
         key = "selection" if strategy.selection == "least-demand" else "bounding"
         if key == "selection" or strategy.bounding is not None:

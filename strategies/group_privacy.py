@@ -9,13 +9,13 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.strategies import els
+from fedsim.strategies.els import ExampleLevelSampling, ExampleStrategyConfig
 
 _BLACK_BOX = "group-privacy"
 
 
-def build(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan of els, by the black-box accountant unless `privacy.accountant` is given.
+class GroupPrivacy:
+    """The plan of els, by the black-box accountant unless `privacy.accountant` is given.
 
     The algorithm is that of els: at most `group_size` = k records a user, pooled, coins on records,
     each record's gradient clipped. What differs is the price: ε₁ of one record becomes k ε₁
@@ -23,16 +23,26 @@ def build(config: Config, materials: Materials) -> RoundPlan:
     final version of the paper takes (App. B.3), is `accountant = "mixture"`: then it is els.
 
     A user with fewer than k records brings those; the paper's code repeats them up to k.
-
-    Raises:
-        ConfigError: what els refuses, or an (ε, δ) for which black-box group privacy diverges.
     """
-    chosen = config.privacy.accountant or _BLACK_BOX
-    privacy = config.privacy.model_copy(update={"accountant": chosen})
-    plan = els.build(config.model_copy(update={"privacy": privacy}), materials)
-    if chosen == _BLACK_BOX and privacy.noise_multiplier:
-        _refuse_divergence(config, plan)
-    return plan
+
+    options = ExampleStrategyConfig
+
+    @staticmethod
+    def build(config: Config, materials: Materials) -> RoundPlan:
+        """Return the plan.
+
+        Raises:
+            ConfigError: what els refuses, or an (ε, δ) for which black-box group privacy diverges.
+        """
+        chosen = config.privacy.accounted_by or _BLACK_BOX
+        privacy = config.privacy
+        if privacy.accountant is None:
+            privacy = privacy.model_copy(update={"accountant": chosen})
+        changed = config.model_copy(update={"privacy": privacy})
+        plan = ExampleLevelSampling.build(changed, materials)
+        if chosen == _BLACK_BOX and privacy.noise_multiplier:
+            _refuse_divergence(config, plan)
+        return plan
 
 
 def _refuse_divergence(config: Config, plan: RoundPlan) -> None:

@@ -2,67 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import numpy as np
+from pydantic import Field
 
-from fedsim.config import Config
-from fedsim.errors import ConfigError
-from fedsim.estimators import ClippedDenominator, Estimator, FixedDenominator
+from fedsim.config import Config, StrategyConfig
 from fedsim.materials import Materials
+from fedsim.parts import build_estimator, build_sampling, public_size, user_task
 from fedsim.plan import RoundPlan
-from fedsim.sampling import Sampling
-from fedsim.strategy import (
-    build_sampling,
-    private_plan,
-    public_size,
-    refuse_unused,
-    relation_of,
-    user_task,
-)
+from fedsim.strategy import private_plan
+from fedsim.utils.section import MOST, Positive
+
+UserSelection = Literal[
+    "random", "longest", "shortest", "highest-perplexity", "lowest-perplexity", "random-chunk"
+]
 
 
-def build(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan: coins on users, one clipped update a user, sensitivity of one user.
+class UserStrategyConfig(StrategyConfig):
+    """Keys of strategies whose units are users."""
 
-    The total weight W of the fixed denominator is the public number of users: an upper bound
-    where users are weighted by min(n_k/ŵ, 1), so the true weights stay private.
-
-    Raises:
-        ConfigError: cohort_size missing or over the population, no δ, an unreachable ε.
-    """
-    strategy = config.strategy
-    refuse_unused(
-        strategy,
-        batch_size=strategy.batch_size,
-        concentration_radius=strategy.concentration_radius,
-    )
-    declared, counted = config.privacy.declared_num_users, materials.split.num_users
-    num_users, sentence = public_size(
-        config, declared, counted, "privacy.declared_num_users", "users"
-    )
-    sampling = build_sampling(
-        config, strategy.cohort_size, (num_users, counted), "strategy.cohort_size", "users"
-    )
-    return private_plan(
-        config,
-        materials,
-        unit="user",
-        pool=np.arange(counted, dtype=np.int64),
-        population=num_users,
-        sampling=sampling,
-        task=user_task(strategy),
-        estimator=_estimator(config, sampling, num_users),
-        assumptions=(sentence,),
-    )
+    selection: UserSelection = "random"
+    cohort_size: Positive | None = None
+    """Expected number of users per round."""
+    user_weight_cap: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """Weigh a user's update by min(number of their examples / cap, 1); left out, all users weigh
+    the same."""
 
 
-def _estimator(config: Config, sampling: Sampling, num_users: int) -> Estimator:
-    min_weight = config.strategy.estimator.min_weight
-    if min_weight is None:
-        return FixedDenominator(sampling.probability, num_users)
-    estimator = ClippedDenominator(sampling.probability, min_weight)
-    if reason := estimator.unproved(sampling, relation_of(config), units_per_user=1):
-        raise ConfigError(
-            f'strategy.estimator.kind = "clipped": {reason} has no proved bound; '
-            'take kind = "fixed"'
+class UserLevelSampling:
+    """Coins on users, one clipped update a user, sensitivity of one user."""
+
+    options = UserStrategyConfig
+
+    @staticmethod
+    def build(config: Config, materials: Materials) -> RoundPlan:
+        """Return the plan.
+
+        The total weight W of the fixed denominator is the public number of users: an upper bound
+        where users are weighted by min(n_k/ŵ, 1), so the true weights stay private.
+
+        Raises:
+            ConfigError: cohort_size missing or over the population, no δ, an unreachable ε.
+        """
+        declared, counted = config.privacy.declared_num_users, materials.split.num_users
+        num_users, sentence = public_size(
+            config, declared, counted, "privacy.declared_num_users", "users"
         )
-    return estimator
+        expected, sizes = config.strategy.expected_users, (num_users, counted)
+        sampling = build_sampling(config, expected, sizes, "strategy.cohort_size", "users")
+        return private_plan(
+            config,
+            materials,
+            unit="user",
+            pool=np.arange(counted, dtype=np.int64),
+            population=num_users,
+            sampling=sampling,
+            task=user_task(config.strategy),
+            estimator=build_estimator(config, sampling, num_users),
+            assumptions=(sentence,),
+        )

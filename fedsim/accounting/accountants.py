@@ -7,23 +7,21 @@ name, or None for the default of the mechanism; and a relation, or None for the 
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
 
+import dp_accounting
 import numpy as np
 
 from fedsim.accounting.events import Composition, Profile, RoundCost, merged
-from fedsim.accounting.methods.above_threshold import AboveThresholdAccountant
-from fedsim.accounting.methods.group_privacy import GroupPrivacyAccountant
-from fedsim.accounting.methods.pld import PldAccountant
-from fedsim.accounting.methods.random_allocation import RandomAllocationAccountant
-from fedsim.accounting.methods.renyi import MomentsAccountant, RdpAccountant
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.search import TRIED
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
+from fedsim.registry import part
 from fedsim.sampling import Relation
 
 # A δ that is no more than this is not looked at closely. A noise multiplier above this is taken to
@@ -33,57 +31,22 @@ _MOST_NOISE = 1e5
 _OF_SHIFT = 1e-3  # δ near which a trial's profile decides what a search adds
 
 
-class Accountant(Protocol):
-    """A method that bounds ε or δ of composed rounds.
+@lru_cache(maxsize=64)
+def accountant_of(name: str) -> Accountant:
+    """Return an accountant by name; behind the name there may be its own keys, as JSON.
 
-    Costs handed to `epsilon` and `delta` are not empty, have noise and at least one round each,
-    and passed `refusal`.
+    Raises:
+        ConfigError: no package registered it, or it does not take such keys.
+
+    Examples:
+        >>> accountant_of("pld").name
+        'pld'
     """
-
-    @property
-    def name(self) -> str:
-        """Its name in configs and reports."""
-        ...
-
-    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
-        """Return why this accountant cannot prove anything about a round, or None."""
-        ...
-
-    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return the smallest ε certified at δ in (0, 1), or inf."""
-        ...
-
-    def __hash__(self) -> int: ...
-
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return the smallest δ certified at ε >= 0, at most 1."""
-        ...
-
-    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there."""
-        ...
-
-
-ACCOUNTANTS: dict[str, Accountant] = {
-    accountant.name: accountant
-    for accountant in (
-        # Koskela et al. 2021; connect-the-dots rounding, Doroshenko et al. 2022; tight by Charles
-        # et al. 2024, Theorem 2.
-        PldAccountant("pld"),
-        # Mironov et al. 2019; Wang et al. 2019.
-        RdpAccountant("rdp"),
-        # Abadi et al. 2016, as used by McMahan et al. 2018.
-        MomentsAccountant("moments"),
-        # Charles et al. 2024, Theorems 1 and 3.
-        PldAccountant("mixture"),
-        # Vadhan 2017, Lemma 2.2.
-        GroupPrivacyAccountant("group-privacy"),
-        # Dwork and Roth 2014, Theorem 3.23.
-        AboveThresholdAccountant("above-threshold"),
-        # Chua et al. 2024, Feldman and Shenfeld 2025, for their reductions.
-        RandomAllocationAccountant("random-allocation"),
-    )
-}
+    bare, _, keys = name.partition(" ")
+    found = part("accountants", bare, "accountant")
+    with about(f"accountant = {name!r}: ", (TypeError, ValueError)):
+        built: Accountant = found.build(name, **json.loads(keys or "{}"))
+    return built
 
 
 def choose(
@@ -93,11 +56,10 @@ def choose(
 ) -> tuple[Accountant, Relation]:
     """Return the accountant and the relation for these rounds, by name or by default.
 
-    No name means the sampler's own accountant: "rdp" for a fixed cohort size, "above-threshold" for
-    rounds that test for concentration, "random-allocation" for balanced sampling; else "pld" for
-    one unit per user and "mixture" for more. There "pld" is another word for "mixture", which is
-    the PLD of that mechanism. No relation means replace-one for a fixed or full cohort, else
-    add-or-remove-one.
+    No name means the sampler's own accountant, as "rdp" for a fixed cohort size; else "pld" for one
+    unit per user and "mixture" for more. There "pld" is another word for "mixture", which is the
+    PLD of that mechanism. No relation means add-or-remove-one, or replace-one if a sampler does not
+    hide the number of units.
 
     Raises:
         ConfigError: an unknown name, or what the accountant cannot prove.
@@ -114,10 +76,6 @@ def choose(
     several = any(cost.units_per_user > 1 for cost in costs)
     own = [cost.sampling.accountant for cost in costs if cost.sampling.accountant]
     name = accountant or (own[0] if own else "mixture" if several else "pld")
-    if name not in ACCOUNTANTS:
-        raise ConfigError(
-            f"accountant = {name!r}: unknown; known: {', '.join(sorted(ACCOUNTANTS))}"
-        )
     if name == "pld" and several:
         name = "mixture"
     searches = [cost.search for cost in costs if cost.search is not None]
@@ -130,18 +88,21 @@ def choose(
         name = "rdp"
     hidden = all(cost.sampling.hides_size for cost in costs)
     relation = relation or (Relation.ADD_OR_REMOVE if hidden else Relation.REPLACE)
+    chosen = accountant_of(name)
     for cost in costs:
-        if reason := _refusal(ACCOUNTANTS[name], cost, relation):
+        if reason := _refusal(chosen, cost, relation):
             raise ConfigError(f"accountant = {name!r}, relation = {relation.value!r}: {reason}")
-    return ACCOUNTANTS[name], relation
+    return chosen, relation
 
 
 def _refusal(accountant: Accountant, cost: RoundCost, relation: Relation) -> str | None:
     """Return why the accountant cannot price a round, or the search that it is of, or None."""
+    if cost.noise_multiplier and cost.kind_of_event is dp_accounting.NonPrivateDpEvent:
+        return f"{cost.sampling.kind!r} sampling states no event, so there is no ε"
     if cost.search is None:
         return accountant.refusal(cost, relation)
-    if cost.sampling.test is not None:
-        return "has no price for the best of several runs that are tested for concentration"
+    if not cost.sampling.sums_alone:
+        return f"has no price for the best of several runs with {cost.sampling.kind!r} sampling"
     if cost.search.stopping == "poisson" and accountant.name != "rdp":
         return 'prices a Poisson number of trials by "rdp" alone; take "geometric" or "logarithmic"'
     reasons = (accountant.refusal(part, relation) for part, _ in cost.trial)
@@ -334,7 +295,7 @@ def total_variation(costs: Composition) -> float:
     rounds together, as if every coin had fallen, are one Gaussian mechanism. Where this is below δ
     no accountant is asked: its grid would have no width.
     """
-    if any(cost.sampling.test is not None or cost.search is not None for cost, _ in costs):
+    if any(not cost.sampling.sums_alone or cost.search is not None for cost, _ in costs):
         return math.inf
     shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
     apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]

@@ -87,7 +87,7 @@ def calibrate_noise_multiplier(
         cost = dataclasses.replace(unit_noise, noise_multiplier=noise_multiplier)
         return epsilon_of_composition([(cost, rounds), *beside], delta, chosen.name, relation)
 
-    def search() -> float:
+    def solved() -> float:
         noise_multiplier = least_noise(spent, unit_noise, rounds, epsilon, delta)
         if noise_multiplier is None:
             if beside or search is not None:
@@ -107,7 +107,7 @@ def calibrate_noise_multiplier(
             )
         return noise_multiplier
 
-    return remembered("calibration", inputs, search, lambda value: 0.0 < value < math.inf)
+    return remembered("calibration", inputs, solved, lambda value: 0.0 < value < math.inf)
 
 
 def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:

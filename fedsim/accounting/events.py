@@ -22,32 +22,11 @@ import numpy.typing as npt
 from dp_accounting import dp_event
 
 from fedsim.accounting.search import Search
-from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError, about
-from fedsim.sampling import (
-    BalancedSampling,
-    CyclicSampling,
-    FixedSizeSampling,
-    PoissonSampling,
-    Sampling,
-    ShuffledSampling,
-    TruncatedPoissonSampling,
-)
+from fedsim.registry import resolve
+from fedsim.sampling import PoissonSampling, Sampling
 
 _MOST_UNITS = 10**7  # of a user: of each number of them a probability is computed
-
-_SAMPLINGS: Mapping[str, type[Any]] = {
-    sampling.kind: sampling
-    for sampling in (
-        PoissonSampling,
-        TruncatedPoissonSampling,
-        FixedSizeSampling,
-        ShuffledSampling,
-        BalancedSampling,
-        CyclicSampling,
-        ConcentratedSampling,
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -113,10 +92,9 @@ class RoundCost:
 
     def coins(self, rounds: int) -> tuple[float, int]:
         """Return the rate and the number of the coins that a unit meets in these rounds."""
-        if isinstance(self.sampling, CyclicSampling):
-            return self.sampling.rate, self.events(rounds)
-        whole = self.run_rounds
-        return self.sampling.probability, rounds if whole is None else self.runs(rounds) * whole
+        if self.search is not None:
+            rounds = self.runs(rounds) * self.search.rounds
+        return self.sampling.coins_met(rounds)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
@@ -129,6 +107,11 @@ class RoundCost:
                 dp_accounting.ComposedDpEvent(parts), self.search.trials, self.search.shape
             )
         return self.sampling.event(self.noise_multiplier, self.units_per_user)
+
+    @property
+    def kind_of_event(self) -> type[dp_accounting.DpEvent]:
+        """The class of the sampler's event: without the numbers, which can be many."""
+        return type(self.sampling.event(self.noise_multiplier or 1.0, min(self.units_per_user, 2)))
 
     def runs(self, rounds: int) -> int:
         """Return how many prices these rounds have: rounds, or whole runs that were begun."""
@@ -201,11 +184,9 @@ def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
 
 def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
     """Return the sampler's class and its fields, all of them numbers."""
-    if not isinstance(data, Mapping) or data.get("kind") not in tuple(_SAMPLINGS):
-        raise ConfigError(
-            f"round cost: sampling = {data!r}: expected a kind out of {sorted(_SAMPLINGS)}"
-        )
-    sampling = _SAMPLINGS[data["kind"]]
+    if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
+        raise ConfigError(f"round cost: sampling = {data!r}: expected an object with a kind")
+    sampling = resolve("samplers", data["kind"], "round cost: sampling.kind")
     fields = {name: value for name, value in data.items() if name != "kind"}
     known = [field.name for field in dataclasses.fields(sampling)]
     if sorted(fields) != sorted(known):

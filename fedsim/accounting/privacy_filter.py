@@ -27,11 +27,8 @@ from dataclasses import dataclass
 
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.methods import above_threshold
 from fedsim.accounting.methods.composition import ComposedPld
-from fedsim.accounting.methods.pld import refined, single_round
-from fedsim.accounting.methods.random_allocation import renyi_price
-from fedsim.accounting.methods.renyi import renyi_divergence
+from fedsim.accounting.methods.pld import PldAccountant, refined, single_round
 from fedsim.accounting.search import Search
 from fedsim.errors import ConfigError
 from fedsim.sampling import PoissonSampling, Relation
@@ -142,16 +139,11 @@ def price(cost: RoundCost, relation: Relation, order: float) -> Price:
     """
     if cost.noise_multiplier == 0.0:
         return Price(math.inf, 0.0)
-    choose([cost], None, relation)
+    chosen, _ = choose([cost], None, relation)
     if cost.search is not None:
         return _price_of_search(cost, cost.search, relation, order)
-    if cost.sampling.kind == "fixed-size":  # the one sampler without a PLD
-        return Price(renyi_divergence(cost, relation, order), 0.0)
-    if cost.sampling.accountant == "above-threshold":
-        return Price(*above_threshold.renyi_price(cost, order))
-    if cost.sampling.accountant == "random-allocation":
-        renyi, infinite = renyi_price(cost, order)
-        return Price(renyi + _ROUNDING / (order - 1.0), infinite)
+    if not isinstance(chosen, PldAccountant):
+        return Price(*chosen.renyi(cost, relation, order))
     renyi, width = refined(
         lambda width: max(renyi for renyi, _ in _sides(cost, relation, order, width)), [(cost, 1)]
     )

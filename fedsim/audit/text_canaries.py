@@ -67,7 +67,7 @@ def draw_texts(
 def copies(config: Config) -> int:
     """Return how often a canary says its text: what is held out of it leaves enough to train on."""
     strategy = config.strategy
-    needed = max(strategy.group_size, strategy.user_weight_cap or 1)
+    needed = max(strategy.group_size, getattr(strategy, "user_weight_cap", None) or 1)
     return math.ceil((needed + 1) / (1.0 - config.data.held_out_examples))
 
 

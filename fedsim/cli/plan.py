@@ -40,12 +40,12 @@ def plan_command(
     from fedsim.cli.plan_tables import print_owners, print_plan
     from fedsim.config import load_config
     from fedsim.materials import materials_of, new_data_seed
+    from fedsim.parts import relation_of
     from fedsim.planner.answer import NOT_PRIVATE, USER_SIZES, of_data, of_owners
     from fedsim.planner.compare_strategies import compare_strategies
     from fedsim.planner.config_file import about_clip_norm, check_target, write_config
     from fedsim.planner.owners import plan_owners
     from fedsim.runner.summary import delta_warnings
-    from fedsim.strategy import relation_of
 
     loaded = load_config(config, overrides or [])
     target = out or config.with_name(f"{config.stem}.plan.toml")
@@ -61,7 +61,7 @@ def plan_command(
             answer, show, chosen = of_data(comparison), print_plan, comparison.chosen.config
             clipped = about_clip_norm(chosen)
             reasons = (comparison.recommendation.reason, NOT_PRIVATE, USER_SIZES, clipped)
-    sampled = "example" if loaded.strategy.batch_size is not None else "user"
+    sampled = "example" if loaded.strategy.expected_examples is not None else "user"
     warnings = delta_warnings(loaded, relation_of(loaded), materials.num_protected, sampled)
     if key := undeclared_size(chosen):
         warnings = (*warnings, f"privacy.{key}: {_UNDECLARED}")

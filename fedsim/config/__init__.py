@@ -1,11 +1,13 @@
 """Config: the keys of a run's TOML file, their types and defaults, and errors that help.
 
 Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
+`tables.py` has the tables whose keys depend on the part that one of them names.
 `page.py` writes docs/config.md from the keys' own docstrings.
 """
 
 from fedsim.config.schema import (
     Attention,
+    ClipConfig,
     Config,
     EstimatorConfig,
     ExecutorConfig,
@@ -28,6 +30,7 @@ from fedsim.data.config import DataConfig
 
 __all__ = [
     "Attention",
+    "ClipConfig",
     "Config",
     "DataConfig",
     "EstimatorConfig",

@@ -8,7 +8,9 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from fedsim.config.tables import UNKNOWN_PART, OpenTable
 from fedsim.errors import kind_of, nearest
+from fedsim.utils.section import Section
 
 _LONGEST = 300
 _KINDS = {  # pydantic's types in the words of docs/config.md
@@ -33,18 +35,28 @@ _PLAIN = {  # what would do, by pydantic's type of the error, with its context l
 }
 
 
-def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
-    """Turn one error of `ValidationError.errors()` into "key = value: what would do"."""
+def explain(problem: Mapping[str, Any], root: type[BaseModel], raw: object) -> str:
+    """Turn one error of `ValidationError.errors()` into "key = value: what would do".
+
+    Args:
+        problem: the error.
+        root: the class of the config.
+        raw: what was validated; its tables name the parts that know their keys.
+    """
     location = problem["loc"]
-    shown, node = _walk(root, location)
+    shown, node, _ = _walk(root, location, raw)
     key = ".".join(shown) or "config"
+    if problem["type"] == UNKNOWN_PART:
+        return str(problem["msg"])
     if problem["type"] == "extra_forbidden":
-        _, holder = _walk(root, location[:-1])
+        _, holder, table = _walk(root, location[:-1], raw)
         known = sorted(holder.model_fields) if _is_model(holder) else []
+        if table is not None and (having := _having(*table, str(location[-1]))):
+            return f"{key}: only {having} has it; known keys: {', '.join(known)}"
         near = nearest(str(location[-1]), known)
         return f"{key}: unknown key; {near or 'known keys: ' + ', '.join(known)}"
     if problem["type"].startswith("union_tag"):
-        return _about_tag(key, problem["ctx"], _tags(_walk(root, location)[1]))
+        return _about_tag(key, problem["ctx"], _tags(node))
     message = _in_plain_words(problem)
     given = problem["input"]
     kind = problem["type"].partition("_")[0]
@@ -87,22 +99,45 @@ def _about_tag(key: str, context: Mapping[str, Any], known: Mapping[str, Any]) -
     return f"{key}.{field} = {tag!r}: unknown; {near}"
 
 
-def _walk(root: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], Any]:
-    """Follow a location; return its parts, without the tags of unions, and the type it ends at."""
+Table = tuple[OpenTable, type[Section]]
+
+
+def _walk(
+    root: type[BaseModel], location: Sequence[str | int], raw: object
+) -> tuple[list[str], Any, Table | None]:
+    """Follow a location.
+
+    Returns:
+        its parts, without the tags of unions; the type at its end; the open table that this is.
+    """
     shown: list[str] = []
     node: Any = root
+    table: Table | None = None
     for part in location:
         tags = _tags(node)
         if part in tags:
             node = tags[str(part)]
             continue
         shown.append(str(part))
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+        table = None
         if _is_model(node):
             field = node.model_fields.get(str(part))
             node = None if field is None else _section(field.annotation)
+            opened = [one for one in field.metadata if isinstance(one, OpenTable)] if field else []
+            if opened:
+                table = opened[0], node
+                node = opened[0].options(node, raw)
         else:
             node = get_args(node)[0] if get_origin(node) is tuple else None
-    return shown, node
+    return shown, node, table
+
+
+def _having(table: OpenTable, base: type[Section], key: str) -> str:
+    """Return the built-in parts whose options have a key, as in 'name = "els"'."""
+    parts = table.built_in(base).items()
+    having = [f'"{name}"' for name, options in parts if key in options.model_fields]
+    return f"{table.tag} = {' or '.join(having)}" if having else ""
 
 
 def _section(annotation: Any) -> Any:  # noqa: ANN401

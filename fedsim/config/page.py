@@ -17,6 +17,7 @@ from typing import Any, Literal, cast, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from fedsim.config.schema import Config
+from fedsim.config.tables import OpenTable
 from fedsim.utils.section import Section
 
 _INTRODUCTION = """\
@@ -37,7 +38,7 @@ _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 def page() -> str:
     """Return the page in Markdown: a part for each table of a config, in the order of its keys."""
-    text = "\n".join([_INTRODUCTION, *(_part(name, kind) for name, kind in tables("", Config))])
+    text = "\n".join([_INTRODUCTION, *(_part(*table) for table in tables("", Config))])
     return _PAGE.sub(r"[\1](\1.md\2)", text)
 
 
@@ -55,12 +56,29 @@ def described(section: type[Section]) -> dict[str, str]:
     return texts
 
 
-def tables(name: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
-    """Yield a section and those in it, each with its name in TOML; `name` is the section's own."""
-    yield name, section
+def tables(name: str, section: type[Section]) -> Iterator[tuple[str, str, type[Section]]]:
+    """Yield a section and those in it, each with its name in TOML and the key that selects it.
+
+    An open table is followed by the options of each built-in part that has keys of its own.
+    """
+    yield name, "", section
     for key, field in section.model_fields.items():
+        inner_name = f"{name}.{key}".lstrip(".")
         for inner in _inner(field):
-            yield from tables(f"{name}.{key}".lstrip("."), inner)
+            yield from tables(inner_name, inner)
+            for table in (one for one in field.metadata if isinstance(one, OpenTable)):
+                yield from _options(inner_name, table, inner)
+
+
+def _options(
+    name: str, table: OpenTable, base: type[Section]
+) -> Iterator[tuple[str, str, type[Section]]]:
+    parts: dict[type[Section], list[str]] = {}
+    for part, options in table.built_in(base).items():
+        parts.setdefault(options, []).append(f'"{part}"')
+    for options, named in parts.items():
+        if options is not base and described(options):
+            yield name, f", `{table.tag} = {' or '.join(named)}`", options
 
 
 def _inner(field: FieldInfo) -> list[type[Section]]:
@@ -72,10 +90,11 @@ def _is_section(kind: Any) -> bool:  # noqa: ANN401
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _part(name: str, section: type[Section]) -> str:
+def _part(name: str, selected: str, section: type[Section]) -> str:
     texts = described(section)
     tagged = section.model_fields.get("task")
     heading = "Outside of all tables" if not name else f"`[{name}]`"
+    heading += selected
     if tagged is not None:
         heading += f", `task = {_toml(get_args(tagged.annotation)[0])}`"
     rows = [

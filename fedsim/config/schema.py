@@ -5,15 +5,17 @@ The text under a key is its row in docs/config.md: see `page.py`.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from fedsim.config.errors import explain
+from fedsim.config.tables import OpenTable
 from fedsim.data.config import DataConfig
 from fedsim.errors import ConfigError
 from fedsim.utils.section import MOST, Fraction, Positive, PositiveFloat32, Section
@@ -47,14 +49,12 @@ class AdaptiveConfig(Section):
 class ClipConfig(Section):
     """How a unit's update is clipped: how large it may be."""
 
-    kind: Literal["flat", "per-layer"] = "flat"
-    """One bound on the whole update, or one on each of its m layers: l2_clip_norm / √m."""
+    kind: str = "flat"
+    """The clip: "flat" (one bound on the whole update), "per-layer" (a bound on each of its m
+    layers: l2_clip_norm / √m), or the name of a plug-in's clip."""
     l2_clip_norm: Positive | None = None
     """The largest L2 norm of a unit's update; longer updates are scaled down to it. 1.0 if there is
     no `[strategy.clip]`."""
-    l2_clip_norms: dict[str, Positive] | None = None
-    """With "per-layer", in place of `l2_clip_norm`: a bound for each layer, by the name of the
-    layer."""
     normalise: bool = False
     """Also scale smaller updates up to the bound."""
     schedule: ScheduleConfig | None = None
@@ -63,11 +63,7 @@ class ClipConfig(Section):
     """A clip norm that follows the norms of the updates; the ledger charges what this costs."""
 
     @model_validator(mode="after")
-    def _one_bound_and_one_policy(self) -> ClipConfig:
-        if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
-            raise ValueError("give l2_clip_norm or, per layer, l2_clip_norms: one of the two")
-        if self.kind == "flat" and self.l2_clip_norms is not None:
-            raise ValueError('l2_clip_norms needs kind = "per-layer"')
+    def _one_policy(self) -> Self:
         if self.schedule is not None and self.adaptive is not None:
             raise ValueError("schedule and adaptive each say which clip comes next: give one")
         return self
@@ -84,7 +80,6 @@ SelectionRule = Literal[
     "random-chunk",
     "least-demand",
 ]
-Bounding = Literal["greedy", "random", "linear-program"]
 
 
 _LONGEST = 1 << 16  # bytes; a dotted key takes the parser the square of its depth
@@ -172,83 +167,62 @@ class FedAvg(Section):
 class EstimatorConfig(Section):
     """The denominator: what the sum of clipped updates is divided by."""
 
-    kind: Literal["fixed", "clipped"] = "fixed"
-    """Divide by the expected weight of a cohort ("fixed"), or by the weight of the drawn cohort, if
-    that is not too small ("clipped")."""
-    min_weight: Positive | None = None
-    """With "clipped": the denominator is max(q * min_weight, the drawn weight), where q is the
-    sampling probability."""
-
-    @model_validator(mode="after")
-    def _min_weight_with_clipped(self) -> EstimatorConfig:
-        if (self.kind == "clipped") != (self.min_weight is not None):
-            raise ValueError('kind = "clipped" needs min_weight, and only it takes min_weight')
-        return self
+    kind: str = "fixed"
+    """Divide by the expected weight of a cohort ("fixed"), by the weight of the drawn cohort, if
+    that is not too small ("clipped"), or by the estimator of a plug-in."""
 
 
 class SamplingConfig(Section):
     """The sampler that draws units: `docs/strategies.md`; its accountant: `docs/accounting.md`."""
 
-    kind: Literal[
-        "poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic"
-    ] = "poisson"
-    """The sampler that draws the users or examples of a round."""
-    max_cohort_size: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """With "truncated-poisson": the most units of a round; if more are drawn, a random choice of
-    them is left out."""
-    participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """With "balanced": the number of rounds in which each user takes part; left out, computed from
-    `cohort_size`."""
-    groups: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """With "cyclic": the number of groups of users that take turns."""
-
-    @model_validator(mode="after")
-    def _cap_with_truncated(self) -> SamplingConfig:
-        if (self.kind == "truncated-poisson") != (self.max_cohort_size is not None):
-            raise ValueError(
-                'kind = "truncated-poisson" needs max_cohort_size, and only it takes one'
-            )
-        if self.participations is not None and self.kind != "balanced":
-            raise ValueError('participations: only kind = "balanced" takes it')
-        if (self.kind == "cyclic") != (self.groups is not None):
-            raise ValueError('kind = "cyclic" needs groups, and only it takes them')
-        return self
+    kind: str = "poisson"
+    """The sampler that draws the users or examples of a round: "poisson", "truncated-poisson",
+    "fixed-size", "shuffled", "balanced", "cyclic", or the name of a plug-in's sampler."""
 
 
 class StrategyConfig(Section):
-    """What is sampled, what a unit computes, how its update is clipped: `docs/strategies.md`."""
+    """What is sampled, what a unit computes, how its update is clipped: `docs/strategies.md`.
+
+    These keys all strategies have.
+    """
 
     name: str = "uls"
-    """What is sampled and how it is accounted: "uls" (users), "els" (examples), "group-privacy",
-    "asi-liu", "non-private", or the name of a plug-in's strategy."""
+    """What is sampled and how it is accounted: "uls" (users), "els" (examples), or another of the
+    strategies below, or the name of a plug-in's strategy."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
     """Number of rounds: steps of the server, each with one noisy release."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Annotated[SamplingConfig, OpenTable("samplers", "strategy.sampling.kind")] = Field(
+        default={}, validate_default=True
+    )
     """How the users or examples of a round are drawn."""
-    cohort_size: Positive | None = None
-    """Expected number of users per round, for strategies that sample users ("uls"; "non-private"
-    takes this or `batch_size`)."""
-    batch_size: Positive | None = None
-    """Expected number of examples per round, for strategies that sample examples ("els",
-    "group-privacy")."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """The most examples of a user: in each round ("uls"), or in the whole pool ("els")."""
     selection: SelectionRule = "random"
-    """Which examples of a user are taken, if there are more."""
-    bounding: Bounding | None = None
-    """For texts with several owners: how to choose examples so that no owner has more than
-    `group_size`, in the order of `selection`; left out, "greedy"."""
-    user_weight_cap: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Weigh a user's update by min(number of their examples / cap, 1); left out, all users weigh
-    the same."""
+    """Which examples of a user are taken, if there are more. "uls" does not take "least-demand",
+    nor "els" "random-chunk"."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
     """What a user computes in a round: a gradient, or local training."""
-    clip: ClipConfig = ClipConfig(l2_clip_norm=1.0)
+    clip: Annotated[ClipConfig, OpenTable("clips", "strategy.clip.kind")] = Field(
+        default={"l2_clip_norm": 1.0}, validate_default=True
+    )
     """How a unit's update is clipped: how large it may be."""
-    estimator: EstimatorConfig = EstimatorConfig()
+    estimator: Annotated[EstimatorConfig, OpenTable("estimators", "strategy.estimator.kind")] = (
+        Field(default={}, validate_default=True)
+    )
     """The denominator: what the sum of clipped updates is divided by."""
-    concentration_radius: Positive | None = None
-    """Only for "asi-liu": the distance within which two updates count as close."""
+
+    default_relation: ClassVar[str | None] = None
+    """The neighbouring relation of the strategy; None: that of the sampler."""
+
+    @property
+    def expected_users(self) -> float | None:
+        """The key `cohort_size`; None if it is left out, or the strategy has none."""
+        return getattr(self, "cohort_size", None)
+
+    @property
+    def expected_examples(self) -> float | None:
+        """The key `batch_size`; None if it is left out, or the strategy has none."""
+        return getattr(self, "batch_size", None)
 
 
 class SharedLedgerConfig(Section):
@@ -288,13 +262,13 @@ class PrivacyConfig(Section):
     """The δ that belongs to the ε; it should be far below one over the number of users."""
     accountant: str | None = None
     """The accountant, which computes ε from the rounds; left out, the tightest that is proved for
-    the sampler: `docs/accounting.md`."""
+    the sampler: `docs/accounting.md`. It may be a plug-in's, with keys of its own in this table."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
     """The neighbouring relation: which pairs of data sets the ε is about. Left out, "fixed-graph"
-    if texts have several owners, "replace-one" with "fixed-size" sampling and "asi-liu", else
-    "add-or-remove-one"."""
+    if texts have several owners, "replace-one" with a sampler that does not hide the number of
+    users ("fixed-size"), else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
     """Draw noise and coins under secret keys, or, for experiments that are repeated and compared,
     from `seed`: ε is then simulated. Left out, `compare` takes "seeded"."""
@@ -317,8 +291,18 @@ class PrivacyConfig(Section):
     search: SearchConfig | None = None
     """The search that this run is a trial of."""
 
+    @property
+    def accounted_by(self) -> str | None:
+        """The accountant with the keys that are its own, as `accounting.accountants` takes it."""
+        own = {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name not in PrivacyConfig.model_fields
+        }
+        return f"{self.accountant} {json.dumps(own)}" if own else self.accountant
+
     @model_validator(mode="after")
-    def _not_both(self) -> PrivacyConfig:
+    def _not_both(self) -> Self:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError(
                 f"epsilon = {self.epsilon} together with noise_multiplier = "
@@ -336,9 +320,9 @@ class PrivacyConfig(Section):
 class ServerConfig(Section):
     """The optimizer of the server, which takes the released estimate as its gradient."""
 
-    optimizer: Literal["sgd", "adam", "adafactor"] = "adam"
-    """SGD is without momentum and keeps no state; Adafactor keeps a row and a column for each
-    matrix, Adam two numbers for each parameter."""
+    optimizer: str = "adam"
+    """"sgd" is without momentum and keeps no state, "adafactor" keeps a row and a column for each
+    matrix, "adam" two numbers for each parameter. Or the name of a plug-in's optimizer."""
     learning_rate: PositiveFloat32 = 0.01
     """Learning rate of the server's step, one step per round."""
     max_gradient_norm: PositiveFloat32 | None = None
@@ -430,11 +414,17 @@ class Config(Section):
     """The text and its users."""
     model: ModelConfig = ModelConfig()
     """Which model training starts from, and which of its parameters are trained."""
-    strategy: StrategyConfig = StrategyConfig()
+    strategy: Annotated[StrategyConfig, OpenTable("strategies", "strategy.name")] = Field(
+        default={}, validate_default=True
+    )
     """What is sampled, what each unit computes, and how its update is bounded."""
-    privacy: PrivacyConfig = PrivacyConfig()
+    privacy: Annotated[PrivacyConfig, OpenTable("accountants", "privacy.accountant")] = (
+        PrivacyConfig()
+    )
     """The guarantee."""
-    server: ServerConfig = ServerConfig()
+    server: Annotated[ServerConfig, OpenTable("server_optimizers", "server.optimizer")] = Field(
+        default={}, validate_default=True
+    )
     """The optimizer of the server."""
     executor: ExecutorConfig = ExecutorConfig()
     """Where and how clients compute."""
@@ -472,11 +462,6 @@ class Config(Section):
             raise ValueError(
                 "privacy.search: needs training.private_evaluation, the score that chooses, and "
                 "it once, without every"
-            )
-        if self.privacy.noise == "secure" and self.strategy.sampling.kind == "shuffled":
-            raise ValueError(
-                'strategy.sampling.kind = "shuffled" with privacy.noise = "secure": the order of '
-                'a pass must be drawn again every round; take "seeded", or "balanced"'
             )
         return self
 
@@ -535,7 +520,7 @@ def parse_config(raw: Mapping[str, Any]) -> Config:
         written = len((config := Config.model_validate(raw)).to_toml().encode())
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        lines = [explain(problem, Config) for problem in problems]
+        lines = [explain(problem, Config, raw) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
     except ValueError as error:  # a hexadecimal number of thousands of digits
         raise ConfigError(f"config: cannot be written: {error}") from None

@@ -79,7 +79,7 @@ def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None
 
 def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """Return the key that the strategy takes, and its plan for one unit a round."""
-    given = [key for key in _KEYS if getattr(config.strategy, key) is not None]
+    given = [key for key in _KEYS if getattr(config.strategy, key, None) is not None]
     cheap = with_noise(config, 1.0)
     # Of passes, or whole groups, or cut.
     if config.strategy.sampling.kind in ("balanced", "cyclic", "truncated-poisson"):
@@ -93,7 +93,7 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
         except ConfigError as error:
             errors.append(error)
     # That the strategy does not take a size is no complaint about the config: the other is.
-    ours = tuple(f"strategy.{key} " for key in _KEYS)
+    ours = tuple(f"strategy.{key}" for key in _KEYS)
     raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
 
 

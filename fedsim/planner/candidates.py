@@ -84,6 +84,7 @@ def as_uls(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config
             "name": "uls",
             "group_size": group_size,
             "batch_size": None,
+            "bounding": None,
             "clip": _clip(config, l2_clip_norm),
         },
     )
@@ -98,7 +99,7 @@ def candidate(config: Config, materials: Materials, budget: float) -> Candidate:
     met = at_budget(config, materials, budget)
     plan = tried(met, materials)
     strategy = met.strategy
-    size, norm = strategy.cohort_size or strategy.batch_size, strategy.clip.l2_clip_norm
+    size, norm = strategy.expected_users or strategy.expected_examples, strategy.clip.l2_clip_norm
     if size is None or norm is None:
         raise AssertionError("a candidate has a size and a clip norm")
     # With a normalised clip the plan's noise is relative to the clip norm.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
+from fedsim.parts import warn_if_far
 from fedsim.planner.budget import check_budget
 from fedsim.planner.candidates import (
     Candidate,
@@ -23,7 +24,6 @@ from fedsim.planner.gradient_norms import GradientNorms, random_users
 from fedsim.planner.noise import Recommendation, recommend
 from fedsim.planner.variants import changed, tried, with_noise
 from fedsim.runner.summary import expected_gradients
-from fedsim.strategy import warn_if_far
 
 START_COHORT = 32  # Charles et al. 2024, App. I.1
 
@@ -87,7 +87,7 @@ def compare_strategies(
     declared, counted = config.privacy.declared_num_users, materials.split.num_users
     if declared is not None:  # `tried` plans give no warnings, a run would
         field = "privacy.declared_num_users"
-        warn_if_far(declared, counted, field, "users", config.strategy.cohort_size)
+        warn_if_far(declared, counted, field, "users", config.strategy.expected_users)
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     els_size = median_user_size(materials)
     els_size = enough(lambda size: as_els(config, size), materials, budget, els_size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedsim.errors import ConfigError
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.parts import noise_multiplier as calibrated
 from fedsim.planner.budget import passes
 from fedsim.planner.candidates import Candidate
 from fedsim.sampling import (
@@ -17,7 +18,6 @@ from fedsim.sampling import (
     Sampling,
     TruncatedPoissonSampling,
 )
-from fedsim.strategy import noise_multiplier as calibrated
 
 MOST_BANDS = 64  # more bands need as many copies of the parameters in memory
 BUFFERS = 3

@@ -94,7 +94,7 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
             f"data.owners_column = {config.data.owners_column!r}: every text has one owner; plan "
             "without it"
         )
-    wanted = config.strategy.batch_size if budget is None else budget
+    wanted = config.strategy.expected_examples if budget is None else budget
     if wanted is None:
         raise ConfigError("strategy.batch_size = None: give it, or --budget")
     check_budget(wanted)

@@ -298,8 +298,7 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
         if isinstance(plan.clip_policy, AdaptiveClip):
             question = "how many of a round's units the clip leaves as they are"
             charged.append((question, rounds, included))
-        if plan.sampling.test is not None:
-            charged.append(("whether a round's users are concentrated", rounds, included))
+        charged += [(question, rounds, included) for question in plan.priced_questions]
         if plan.search is not None:
             charged.append(("the private score of each trial of the search", None, included))
             charged.append(("which trial has the best one", 1, included))

@@ -15,7 +15,7 @@ from fedsim.utils.files import cache_dir, write_atomically
 from fedsim.utils.json_text import digest, read_json
 
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
-_SOURCES = ("accounting/**/*.py", "concentration/*.py", "noise/*.py", "sampling.py")
+_SOURCES = ("accounting/**/*.py", "strategies/*/*.py", "noise/*.py", "sampling.py")
 
 
 def remembered(

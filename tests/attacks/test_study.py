@@ -33,8 +33,8 @@ def test_runs_differ_in_their_mitigation_and_in_nothing_else(tmp_path: Path) -> 
     limited = next(case.config.strategy for case in cases if case.kind == "limit")
     # as many passes over fewer examples: the rate stays
     pool = sum(min(size, limited.group_size) for size in (40, 200, 90))
-    assert plain.strategy.batch_size is not None
-    assert limited.batch_size == pytest.approx(plain.strategy.batch_size * pool / 330)
+    assert plain.strategy.expected_examples is not None
+    assert limited.expected_examples == pytest.approx(plain.strategy.expected_examples * pool / 330)
 
 
 @pytest.mark.usefixtures("few_users")

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from fedsim.accounting import accountants
-from fedsim.accounting.accountants import ACCOUNTANTS, choose
+from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
-from fedsim.concentration.sampling import ConcentratedSampling
 from fedsim.errors import ConfigError
+from fedsim.registry import names
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -29,6 +29,7 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
+from fedsim.strategies.asi_liu.sampling import ConcentratedSampling
 
 # Several tests ask the same.
 epsilon, delta = functools.cache(accountants.epsilon), functools.cache(accountants.delta)
@@ -79,7 +80,7 @@ ROWS = [
     if relation in relations and (name, units) not in ALIASES
 ]
 TWINS = (Relation.ZERO_OUT, Relation.FIXED_GRAPH)  # of add-or-remove-one: the same pairs of laws
-TRIPLES = list(itertools.product(ACCOUNTANTS, SAMPLINGS, UNITS, Relation))
+TRIPLES = list(itertools.product(names("accountants"), SAMPLINGS, UNITS, Relation))
 
 every_row = pytest.mark.parametrize(("name", "kind", "units", "relation"), ROWS)
 
@@ -97,7 +98,7 @@ def is_increasing(values: list[float]) -> bool:
 
 
 def test_every_accountant_and_every_sampler_has_a_row() -> None:
-    assert {name for name, *_ in ROWS} == set(ACCOUNTANTS)
+    assert {name for name, *_ in ROWS} == set(names("accountants"))
     assert {kind for _, kind, *_ in ROWS} == set(SAMPLINGS)
 
 

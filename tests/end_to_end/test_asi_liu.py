@@ -124,12 +124,18 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     [
         ("privacy.epsilon=8.0", "with 24 users the test of strategy 'asi-liu' may be wrong"),
         ("privacy.delta=1e-33", "whatever the number of users; it needs a larger delta"),
-        ("strategy.cohort_size=5", "cohort_size = 5.0: not used by strategy 'asi-liu'"),
-        ("strategy.sampling.kind='fixed-size'", "takes all users every round"),
+        ("strategy.cohort_size=5", "strategy.cohort_size: only name = "),
+        (
+            "strategy.sampling.kind='fixed-size'",
+            "sampling.kind = 'fixed-size': 'asi-liu' has its own; remove it",
+        ),
         ("privacy.relation='add-or-remove-one'", "needs a public number of users"),
-        ("privacy.accountant='pld'", "does not pay for a test of concentration"),
+        (
+            "privacy.accountant='pld'",
+            "has no PLD of 'concentrated' sampling; use 'above-threshold'",
+        ),
         ("privacy.declared_num_users=25", "there are 24 users"),
-        ("strategy.name='uls'", "concentration_radius = 1.0: not used by strategy 'uls'"),
+        ("strategy.name='uls'", 'strategy.concentration_radius: only name = "asi-liu" has it'),
         ("strategy.concentration_radius=0", "strategy.concentration_radius = 0"),
     ],
 )
@@ -144,6 +150,6 @@ def test_what_is_not_proved_is_refused_in_one_sentence(
 def test_gradients_that_do_not_fit_are_refused(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.strategies.asi_liu.MOST_BYTES", 1_000)
+    monkeypatch.setattr("fedsim.strategies.asi_liu.strategy.MOST_BYTES", 1_000)
     complaint = run(speeches, tmp_path / "run").complaint
     assert "holds the gradients of all 24 users at once" in complaint

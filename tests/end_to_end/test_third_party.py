@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import dp_accounting
 import pytest
 import torch
 
@@ -23,7 +25,6 @@ from fedsim.tensors import l2_norm
 from tests.conftest import small_config
 from tests.helpers.commands import Done, write_config
 from tests.helpers.commands import fedsim as fedsim_here
-from tests.third_party.fedsim_example.by_size import by_size
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
 from tests.third_party.fedsim_example.csv_tracker import CsvTracker
 from tests.third_party.fedsim_example.proximal import Proximal
@@ -48,15 +49,32 @@ def with_package(site: Path, *arguments: str | Path) -> Done:
         return fedsim_here(*arguments)
 
 
+def with_package_written(site: Path, path: Path, source: Path, **sections: Any) -> Path:  # noqa: ANN401
+    """Write a config whose parts are the package's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        return write_config(path, source, **sections)
+
+
 @pytest.fixture(scope="module")
-def config(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_config(
+def config(installed: Path, speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_package_written(
+        installed,
         tmp_path_factory.mktemp("config") / "theirs.toml",
         speeches,
         model={"name_or_path": "example-bytes", "pretraining_steps": None, "trainable": "all"},
-        strategy={"name": "uls-by-size"},
-        privacy={"declared_num_users": 24},
-        server={"optimizer": "adam", "learning_rate": 0.01},
+        strategy={
+            "sampling": {"kind": "example-growing", "first_share": 0.25},
+            "clip": {"kind": "example-smooth", "l2_clip_norm": 0.5, "power": 3.0},
+            "estimator": {"kind": "example-cautious", "caution": 1.25},
+        },
+        privacy={
+            "declared_num_users": 24,
+            "accountant": "example-orders",
+            "num_orders": 60,
+            "noise_multiplier": 2.0,
+        },
+        server={"optimizer": "example-momentum", "learning_rate": 0.01, "momentum": 0.5},
         training={"trackers": ("example-csv",)},
     )
 
@@ -77,23 +95,58 @@ def finished(installed: Path, config: Path, tmp_path_factory: pytest.TempPathFac
     return run
 
 
-def test_strategy_model_and_tracker_make_a_run(finished: Path) -> None:
+NAMED = (
+    "sampler 'example-growing'",
+    "clip 'example-smooth'",
+    "estimator 'example-cautious'",
+    "accountant 'example-orders'",
+    "server optimizer 'example-momentum'",
+    "model 'example-bytes'",
+)
+
+
+def test_parts_model_and_tracker_make_a_run(finished: Path) -> None:
     report = fedsim.load_report(finished)
-    assert (report.name, report.model.name) == ("uls-by-size", "example-bytes")
-    assert report.privacy.noise_multiplier == 1.0
-    # 24 users at q = 1/4 and a bound of 0.5: the noise is the plan's, not the strategy's.
-    # It includes the tolerance for rounding.
-    assert 1.0 < (report.privacy.noise_stddev or 0.0) / (1.0 * 0.5 / 6.0) < 1.004
-    assert report.privacy.epsilon == pytest.approx(
-        fedsim.epsilon(fedsim.RoundCost(fedsim.PoissonSampling(0.25), 1.0, 1), 4, 1e-3), rel=1e-3
-    )
+    privacy = report.privacy
+    assert (report.name, report.model.name) == ("uls", "example-bytes")
+    # 24 users, six at most a round, a bound of 0.5 and a denominator of 1.25 times six: the noise
+    # is the plan's, with the tolerance for rounding.
+    assert 1.0 < (privacy.noise_stddev or 0.0) / (2.0 * 0.5 / 7.5) < 1.005
+    rates = (0.0625, 0.125, 0.1875, 0.25)
+    by_hand = dp_accounting.rdp.RdpAccountant([1.5 + 0.5 * number for number in range(60)])
+    for rate in rates:
+        gaussian = dp_accounting.GaussianDpEvent(2.0)
+        by_hand.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
+    assert privacy.epsilon == pytest.approx(by_hand.get_epsilon(1e-3), rel=1e-9)
+    (rests,) = [said for said in privacy.assumptions if "own proof" in said]
+    assert all(f"{named} of fedsim-example-extension 1.0" in rests for named in NAMED)
+    assert 'example-orders {"num_orders": 60}' in privacy.statement
     with (finished / "losses.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     lines = fedsim.load_metrics(finished)
     assert [int(row["round"]) for row in rows] == [line.round for line in lines]
-    # A round in 1,000 draws nobody, and has no loss.
+    # A round may draw nobody, and has no loss.
     losses = ["" if line.train_loss is None else str(line.train_loss) for line in lines[1:]]
     assert [row["train_loss"] for row in rows[1:]] == losses
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("strategy.sampling.first_shar=0.5", "first_shar: unknown key; did you mean 'first_share'"),
+        ("strategy.clip.power=0.5", "strategy.clip.power = 0.5: give at least 1"),
+        ("strategy.sampling.kind='example-grown'", "did you mean 'example-growing'?"),
+        ("privacy.relation='replace-one'", "accounts growing cohorts under add-or-remove-one"),
+        ("privacy.accountant='pld'", "privacy.num_orders: unknown key"),
+    ],
+)
+def test_their_keys_are_checked_by_their_classes(
+    setting: str, said: str, installed: Path, config: Path, tmp_path: Path
+) -> None:
+    done = with_package(installed, "run", config, "--set", setting, "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_their_model_saved_opens_again(installed: Path, finished: Path) -> None:
@@ -146,10 +199,11 @@ def test_their_task_trains_at_the_price_of_user_level_sampling(
 ) -> None:
     run = tmp_path / "run"
     local = {"task": "fedavg", "epochs": 3, "learning_rate": 0.5}
-    path = write_config(
+    path = with_package_written(
+        installed,
         tmp_path / "theirs.toml",
         speeches,
-        strategy={"name": "uls-proximal", "local": local},
+        strategy={"name": "uls-proximal", "local": local, "pull": 0.2},
         privacy={"declared_num_users": 24},
     )
     done = with_package(installed, "run", path, "--out", run)
@@ -160,13 +214,13 @@ def test_their_task_trains_at_the_price_of_user_level_sampling(
     )
     package = "fedsim-example-extension 1.0"
     rests = (
-        "The guarantee rests on code that is not fedsim's, too: strategy 'uls-proximal' of "
-        f"{package}, task 'example-proximal' of {package}."
+        "The guarantee rests on the own proof of code outside of fedsim: strategy 'uls-proximal' "
+        f"of {package}, task 'example-proximal' of {package}."
     )
     assert rests in privacy.assumptions
     for setting, said in (
         ('strategy.local={task="fedsgd"}', 'strategy.local.task: give "fedavg"'),
-        ("strategy.user_weight_cap=2", "strategy.user_weight_cap = 2: 'uls-proximal' does not use"),
+        ("strategy.user_weight_cap=2", "strategy.user_weight_cap: only name"),
     ):
         wrong = with_package(installed, "run", path, "--set", setting, "--out", tmp_path / "wrong")
         assert wrong.returncode == 2
@@ -197,17 +251,6 @@ def test_the_package_uses_public_names_only() -> None:
                 assert not node.module.startswith("fedsim."), f"{path.name}: {node.module}"
                 used |= names if node.module == "fedsim" else set()
     assert {"RoundPlan", "ModelConfig", "RoundMetrics"} <= used <= set(fedsim.__all__)
-
-
-def test_bounds_by_size_are_together_the_bound() -> None:
-    layout = {
-        "large.weight": torch.zeros(9, 10),
-        "large.bias": torch.zeros(9),
-        "small": torch.zeros(1),
-    }
-    clip = by_size(2.0, layout)
-    assert clip.bound == pytest.approx(2.0)
-    assert clip.l2_clip_norms["large"] == pytest.approx(2.0 * 0.99**0.5)
 
 
 def test_their_model_looks_at_the_past_alone() -> None:

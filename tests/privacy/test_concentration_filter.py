@@ -15,17 +15,8 @@ from scipy import stats
 from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.methods.above_threshold import failure_probability
 from fedsim.accounting.privacy_filter import RenyiFilter, price
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentration.filter import (
-    Filtered,
-    FilteredMean,
-    concentration_score,
-    distances,
-    filter_weights,
-)
-from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
@@ -35,6 +26,15 @@ from fedsim.sampling import Relation
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
+from fedsim.strategies.asi_liu.accountant import failure_probability
+from fedsim.strategies.asi_liu.filter import (
+    Filtered,
+    FilteredMean,
+    concentration_score,
+    distances,
+    filter_weights,
+)
+from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 from fedsim.tensors import Tensors, scale
 
 N, RADIUS = 600, 1.0
@@ -124,6 +124,7 @@ class Planted:
 
 
 def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> RoundPlan:
+    test = halting_test(num_users, test_epsilon)
     return RoundPlan(
         strategy="asi-liu",
         unit="user",
@@ -137,6 +138,7 @@ def plan_of(num_users: int, test_epsilon: float, noise_multiplier: float) -> Rou
         relation=Relation.REPLACE,
         optimizer=ServerOptimizer("sgd", 1.0),
         entropy="seeded",
+        wrapper=lambda executor, draws: Filtered(executor, test, RADIUS, draws),
     )
 
 
@@ -154,7 +156,7 @@ def test_released_noise_is_the_plans() -> None:
 def test_outliers_have_no_part_in_the_mean() -> None:
     spread = 1.0  # 200 apart in norm: τ is 1
     plan = plan_of(20, 1e6, 0.0)
-    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, plan.draws.test_coins)
+    filtered = Filtered(Planted(spread), halting_test(10, 1e6), RADIUS, plan.draws)
     total = filtered.clipped_sum(
         LAYOUT, np.arange(20), plan.clip, 0
     )  # a score of 13.6, halted below 8
@@ -192,10 +194,6 @@ def test_a_radius_that_distances_cannot_resolve_is_refused() -> None:
 def test_what_the_proof_does_not_cover_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(plan_of(20, 1e6, 0.8), **changes)
-
-
-def test_the_plan_puts_the_filter_around_by_itself() -> None:
-    assert isinstance(plan_of(20, 1e6, 0.8).around(Planted(0.0)), Filtered)
 
 
 def test_epsilon_is_the_test_and_the_gaussians() -> None:
@@ -237,22 +235,18 @@ def test_secret_noise_of_a_test_is_kept() -> None:
     """A resumed run has the same threshold."""
     secret = dataclasses.replace(plan_of(20, 2.0, 0.8), entropy="secure", seed=2**127 + 5)
     other = dataclasses.replace(secret, seed=2**127 + 6)
-
-    def draws(plan: RoundPlan, round: int, unit: int, answer: str) -> list[float]:
-        return list(plan.draws.test_coins(round, unit, answer).random(4))
-
-    addresses = [(secret, 0, 0, ""), (secret, 0, 1, "7"), (secret, 1, 1, "7"), (other, 0, 0, "")]
-    drawn = [draws(*address) for address in addresses]
-    assert drawn == [draws(*address) for address in addresses]
+    addresses = [(secret, 0, 0), (secret, 0, 1), (secret, 1, 1), (other, 0, 0)]
+    drawn = [list(plan.draws.part_source(*at).random(4)) for plan, *at in addresses]
+    assert drawn == [list(plan.draws.part_source(*at).random(4)) for plan, *at in addresses]
     assert len({number for numbers in drawn for number in numbers}) == 16
     with pytest.raises(ValueError, match="must be a secret of 128 bits"):
-        dataclasses.replace(secret, seed=5).draws.test_coins(0, 0, "")
+        dataclasses.replace(secret, seed=5).draws.part_source(0, 0)
 
 
 def test_the_probability_of_a_wrong_test_is_bounded() -> None:
     """Simulated with scores just too low, over 50 rounds; and the bound is not idle."""
     law = ConcentratedSampling(300, 1.5, 50)
-    test, source = halting_test(300, 1.5), stream(0, "concentration")
+    test, source = halting_test(300, 1.5), stream(0, "part")
     score, runs = 2 * 300 / 3 + 1, 2_000
     wrong = 0
     for _ in range(runs):
@@ -267,7 +261,7 @@ def test_the_probability_of_a_wrong_test_is_bounded() -> None:
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "moments", "mixture", "group-privacy"])
 def test_no_other_accountant_takes_such_rounds(accountant: str) -> None:
     cost = RoundCost(ConcentratedSampling(2_000, 2.0, 10), 30.0)
-    reason = r"concentration|no RDP of 'concentrated'|accounts Poisson sampling only"
+    reason = "no (RDP|PLD) of 'concentrated'|accounts Poisson sampling only"
     with pytest.raises(ConfigError, match=reason):
         epsilon(cost, 10, 1e-6, accountant)
     with pytest.raises(ConfigError, match="needs a public number of users"):

@@ -11,10 +11,10 @@ import torch
 
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
-from fedsim.concentration.filter import Matrix, distances
 from fedsim.config import parse_config
 from fedsim.materials import load_materials
 from fedsim.seeding import stream
+from fedsim.strategies.asi_liu.filter import Matrix, distances
 from fedsim.tensors import l2_norm
 
 SCORE = 0.8  # of the number of users: the threshold of Algorithm 3

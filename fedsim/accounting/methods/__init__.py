@@ -3,7 +3,8 @@
 pld.py            privacy loss distributions on a grid that is refined as needed; of one round:
                   mixture_pld.py (one user's coins), replacing_pld.py (one user for another)
 composition.py    the sum of the losses of all rounds
-random_allocation.py, renyi.py, group_privacy.py, above_threshold.py   the other accountants
+accountant.py      what each of them is
+random_allocation.py, renyi.py, group_privacy.py   the other accountants
 
 Start with pld.py. `fedsim.accounting.accountants` knows them by name, and is what others ask.
 """

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
 from fedsim.sampling import Relation
 
@@ -22,10 +23,8 @@ _RESOLUTION = 1e-18  # δ of one example, below which this accountant gives up
 
 
 @dataclass(frozen=True)
-class GroupPrivacyAccountant:
+class GroupPrivacyAccountant(Accountant):
     """The best k ε₁ over all ε₁; inf, "diverges", where δ₁ would be below what a PLD resolves."""
-
-    name: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""

@@ -21,6 +21,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import special, stats
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.composition import ComposedPld, LongWindowError
 from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
 from fedsim.accounting.methods.replacing_pld import replacing_pld
@@ -40,20 +41,24 @@ _NEARLY_NOTHING = 1e-22  # mass of a component that a PLD leaves out, about e^-5
 _MOST_INFINITE = 3  # grids on which the answer may be infinite before it is believed
 
 
-@dataclass(frozen=True)
-class PldAccountant:
-    """Numerical composition of PLDs: tight up to the grid, for every sampler but the fixed size."""
+_HAVING_PLD = (
+    dp_accounting.NonPrivateDpEvent,  # infinite
+    dp_accounting.PoissonSampledDpEvent,
+    dp_event.MixtureOfGaussiansDpEvent,
+    dp_event.TruncatedSubsampledGaussianDpEvent,
+)
 
-    name: str
+
+@dataclass(frozen=True)
+class PldAccountant(Accountant):
+    """Numerical composition of PLDs: tight up to the grid, for every sampler but the fixed size."""
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
-        if cost.sampling.kind == "fixed-size":
-            return "no PLD of sampling without replacement is known; use 'rdp'"
-        if cost.sampling.test is not None:
-            return "does not pay for a test of concentration; use 'above-threshold'"
-        if cost.sampling.accountant == "random-allocation":
-            return "adds up rounds, and a whole run has one price; use 'random-allocation'"
+        if (own := cost.sampling.accountant) not in (None, "pld", "mixture"):
+            return f"has no PLD of {cost.sampling.kind!r} sampling; use {own!r}"
+        if (event := cost.kind_of_event) not in _HAVING_PLD:
+            return f"has no PLD of the {event.__name__} of {cost.sampling.kind!r} sampling"
         if cost.units_per_user > 1 and relation is Relation.REPLACE:
             return (
                 "a user with several units in the pool has no proved bound under replace-one; "

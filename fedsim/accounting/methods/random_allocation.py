@@ -42,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.composition import ComposedPld, LossSum
 from fedsim.accounting.methods.mixture_pld import Losses, mixture_pld
 from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
@@ -57,11 +58,12 @@ _LEAST_NOISE = 0.05  # below, masses leave the floats' range and amplification i
 _MOST_NOISE = 1e4  # above, a grid's roundings would be seen
 
 
-@dataclass(frozen=True)
-class RandomAllocationAccountant:
-    """The law of the likelihood ratio on a geometric grid, about 2e-3 above the finest."""
+_OF_MOMENTS = 1e-13  # of a moment, relative: rounding
 
-    name: str
+
+@dataclass(frozen=True)
+class RandomAllocationAccountant(Accountant):
+    """The law of the likelihood ratio on a geometric grid, about 2e-3 above the finest."""
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -89,19 +91,19 @@ class RandomAllocationAccountant:
             return solve_epsilon(gaussian, delta, relation)[1].deltas
         return composed(tuple(costs), 2.0 * _FINEST).deltas
 
+    def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
+        """Return the Rényi divergence of a whole run's finite losses, and its infinite mass.
 
-def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:
-    """Return the Rényi divergence of a whole run's finite losses, and its infinite mass.
-
-    Both in the dearer direction, of one grid; with too little noise for a grid, those of a Gaussian
-    mechanism a pass.
-    """
-    if cost.noise_multiplier < _LEAST_NOISE:
-        passes = cast(BalancedSampling, cost.sampling).participations
-        return passes * order / (2.0 * cost.noise_multiplier**2), 0.0
-    sides = composed(((cost, cost.sampling.run_rounds or 1),), 2.0 * _FINEST).directions
-    logs = [sum(p.count * p.log_moments(order - 1.0)[0] for p in side.parts) for side in sides]
-    return max(0.0, *logs) / (order - 1.0), max(side.infinite for side in sides)
+        Both in the dearer direction, of one grid; with too little noise for a grid, those of a
+        Gaussian mechanism a pass.
+        """
+        if cost.noise_multiplier < _LEAST_NOISE:
+            passes = cast(BalancedSampling, cost.sampling).participations
+            return passes * order / (2.0 * cost.noise_multiplier**2), 0.0
+        sides = composed(((cost, cost.sampling.run_rounds or 1),), 2.0 * _FINEST).directions
+        logs = [sum(p.count * p.log_moments(order - 1.0)[0] for p in side.parts) for side in sides]
+        renyi = (max(0.0, *logs) + _OF_MOMENTS) / (order - 1.0)
+        return renyi, max(side.infinite for side in sides)
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.sampling import Relation
 
 Array = npt.NDArray[np.float64]
@@ -25,10 +26,8 @@ logging.getLogger("absl").addFilter(
 
 
 @dataclass(frozen=True)
-class RdpAccountant:
+class RdpAccountant(Accountant):
     """dp_accounting's RDP accountant: looser than a PLD, and the only one for a fixed size."""
-
-    name: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -37,8 +36,8 @@ class RdpAccountant:
         kind = cost.sampling.kind
         if (own := cost.sampling.accountant) not in (None, self.name):
             return f"has no RDP of {kind!r} sampling; use {own!r}"
-        if kind == "truncated-poisson":
-            return "has no RDP of truncated Poisson sampling; use 'pld'"
+        if not _supported(cost, relation):
+            return f"has no RDP of {kind!r} sampling; use 'pld'"
         if kind == "fixed-size" and relation is not Relation.REPLACE:
             return "proves a fixed cohort size only under replace-one"
         if kind != "fixed-size" and relation is Relation.REPLACE:
@@ -55,25 +54,18 @@ class RdpAccountant:
         """Return δ at ε."""
         return float(_composed(tuple(costs), relation).get_delta(epsilon))
 
-    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε."""
-        composed = _composed(tuple(costs), relation)
-
-        def at(epsilons: Array) -> Array:
-            return np.array([float(composed.get_delta(one)) for one in epsilons.tolist()])
-
-        return at
+    def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
+        """Return dp_accounting's bound on the Rényi divergence of one round; inf if it has none."""
+        return float(_composed(((cost, 1),), relation, (order,)).rdp[0]), 0.0
 
 
 @dataclass(frozen=True)
-class MomentsAccountant:
+class MomentsAccountant(Accountant):
     """The accountant of McMahan et al. 2018: integer orders 2 to 33 and the first conversion.
 
     ε = min over α of RDP(α) + log(1/δ) / (α - 1) (Abadi et al. 2016, Theorem 2). For comparison
     with published tables: it is valid, and looser than everything since.
     """
-
-    name: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -116,9 +108,11 @@ class MomentsAccountant:
         return accountant.orders.astype(np.float64), accountant.rdp
 
 
-def renyi_divergence(cost: RoundCost, relation: Relation, order: float) -> float:
-    """Return dp_accounting's bound on the Rényi divergence of one round; inf where it has none."""
-    return float(_composed(((cost, 1),), relation, (order,)).rdp[0])
+def _supported(cost: RoundCost, relation: Relation) -> bool:
+    if cost.sampling.kind in ("truncated-poisson", "fixed-size"):
+        return cost.sampling.kind == "fixed-size"
+    event = cost.sampling.event(cost.noise_multiplier or 1.0, 1)
+    return bool(dp_accounting.rdp.RdpAccountant(None, relation.of_dp_accounting).supports(event))
 
 
 @functools.lru_cache(maxsize=32)  # several δ ask the same one; each is a few hundred numbers

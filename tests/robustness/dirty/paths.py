@@ -12,8 +12,6 @@ from fedsim.clients.engines.loop import loop
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clip_policy import AdaptiveClip
 from fedsim.clipping import Clip, FlatClip
-from fedsim.concentration.filter import Filtered
-from fedsim.concentration.sampling import AboveThreshold
 from fedsim.data.selection import CohortRule
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import evaluate
@@ -22,7 +20,9 @@ from fedsim.execution import Keys
 from fedsim.experiments.benchmarks.grids.null_client import null_spec
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.records import ShardReply
-from fedsim.seeding import RandomSource, noise_key, stream
+from fedsim.seeding import Draws, noise_key
+from fedsim.strategies.asi_liu.filter import Filtered
+from fedsim.strategies.asi_liu.sampling import AboveThreshold
 from fedsim.tensors import Tensors, all_finite, l2_norm
 from tests.robustness.dirty.engines import World, poison
 from tests.robustness.dirty.sums import Judged, random_clip
@@ -75,17 +75,13 @@ class _Direct:
         return loop(self.task, parameters, cohort, clip, round)
 
 
-def _coins(round: int, unit: int, answer: str) -> RandomSource:
-    return stream(0, "concentration", round, unit)
-
-
 def concentration(world: World, rng: np.random.Generator, judged: Judged) -> None:
     """Who is not finite is a zero among the distances, and the filtered sum stays within bounds."""
     parameters, said = poison(world, rng)
     task = AveragedGradient(world.materials, group_size=3)
     keys = np.arange(world.materials.split.num_users)
     clip, radius = FlatClip(l2_clip_norm=1.0), float(rng.choice([1e-3, 0.3, 2.0]))
-    filtered = Filtered(_Direct(task), AboveThreshold(1e3, -1e9), radius, _coins)
+    filtered = Filtered(_Direct(task), AboveThreshold(1e3, -1e9), radius, Draws(0, "seeded"))
     total = filtered.clipped_sum(parameters, keys, clip, 0)
     length = l2_norm(total.values)
     judged.count("concentration filters", len(keys))

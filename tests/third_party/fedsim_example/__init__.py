@@ -1,1 +1,1 @@
-"""An extension of fedsim: a strategy, a model and a tracker, reached through entry points."""
+"""An extension of fedsim: parts of rounds, a model and a tracker, reached through entry points."""

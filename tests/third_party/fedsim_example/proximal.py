@@ -8,29 +8,26 @@ clip, denominator, noise and cost are those of user-level sampling, whatever the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from fedsim import (
     Config,
     ConfigError,
-    FixedDenominator,
     Materials,
-    PoissonSampling,
     RoundPlan,
+    StrategyConfig,
     TaskSpec,
     Unit,
     Update,
+    build_estimator,
+    build_sampling,
     private_plan,
 )
 from fedsim.clients.tasks import UserTask, mean_gradient
-
-from .settings import refuse_unused
-
-_PULL = 0.1
-_USED = {"name", "rounds", "cohort_size", "group_size", "clip", "local"}
 
 
 class Proximal(UserTask):
@@ -72,40 +69,55 @@ class Proximal(UserTask):
         return Update(moved, loss=loss, num_gradients=num_gradients)
 
 
-def build(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan: a coin for each user, one clipped difference a user.
+class ProximalConfig(StrategyConfig):
+    """Keys of `uls-proximal`."""
 
-    `strategy.local` says how many steps (its epochs) and how long they are; each is of all
-    examples, whatever its batch size.
+    cohort_size: Annotated[float, Field(gt=0.0)]
+    """Expected number of users a round."""
+    pull: Annotated[float, Field(ge=0.0)] = 0.1
+    """How strongly local training is held near the server."""
 
-    Raises:
-        ConfigError: a key is missing, or cannot be.
-    """
-    strategy, num_users = config.strategy, config.privacy.declared_num_users
-    refuse_unused(config, _USED)
-    if strategy.local.task != "fedavg":
-        raise ConfigError('strategy.local.task: give "fedavg", and its epochs and learning_rate')
-    if num_users is None:
-        raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
-    if strategy.cohort_size is None or strategy.cohort_size > num_users:
-        raise ConfigError(f"strategy.cohort_size: give a number up to {num_users}")
-    coins = PoissonSampling(strategy.cohort_size / num_users)
-    return private_plan(
-        config,
-        materials,
-        unit="user",
-        pool=np.arange(materials.split.num_users, dtype=np.int64),
-        population=num_users,
-        sampling=coins,
-        task=TaskSpec(
-            name="example-proximal",
-            options={
-                "group_size": strategy.group_size,
-                "steps": strategy.local.epochs,
-                "learning_rate": strategy.local.learning_rate,
-                "pull": _PULL,
-            },
-        ),
-        estimator=FixedDenominator(coins.probability, num_users),
-        assumptions=(f"The number of users, {num_users}, was declared public.",),
-    )
+
+class UserLevelProximal:
+    """A coin for each user, one clipped difference a user."""
+
+    options = ProximalConfig
+
+    @staticmethod
+    def build(config: Config, materials: Materials) -> RoundPlan:
+        """Return the plan.
+
+        `strategy.local` says how many steps (its epochs) and how long they are; each is of all
+        examples, whatever its batch size.
+
+        Raises:
+            ConfigError: a key is missing, or cannot be.
+        """
+        strategy, num_users = config.strategy, config.privacy.declared_num_users
+        assert isinstance(strategy, ProximalConfig)
+        if strategy.local.task != "fedavg":
+            raise ConfigError('strategy.local.task: give "fedavg", its epochs and learning_rate')
+        if num_users is None:
+            raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
+        sizes = num_users, materials.split.num_users
+        expected = strategy.cohort_size
+        sampling = build_sampling(config, expected, sizes, "strategy.cohort_size", "users")
+        return private_plan(
+            config,
+            materials,
+            unit="user",
+            pool=np.arange(materials.split.num_users, dtype=np.int64),
+            population=num_users,
+            sampling=sampling,
+            task=TaskSpec(
+                name="example-proximal",
+                options={
+                    "group_size": strategy.group_size,
+                    "steps": strategy.local.epochs,
+                    "learning_rate": strategy.local.learning_rate,
+                    "pull": strategy.pull,
+                },
+            ),
+            estimator=build_estimator(config, sampling, num_users),
+            assumptions=(f"The number of users, {num_users}, was declared public.",),
+        )

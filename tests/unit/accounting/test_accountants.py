@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fedsim.accounting.accountants import (
-    ACCOUNTANTS,
+    accountant_of,
     choose,
     delta,
     epsilon,
@@ -27,7 +27,7 @@ def poisson(probability: float, noise_multiplier: float, units_per_user: int = 1
 )
 def test_names(name: str | None, units: int, meant: str) -> None:
     accountant, relation = choose([poisson(0.1, 1.0, units)], name)
-    assert accountant is ACCOUNTANTS[meant]
+    assert accountant is accountant_of(meant)
     assert accountant.name == meant
     assert relation is Relation.ADD_OR_REMOVE
     assert choose([poisson(0.1, 1.0, units)], accountant.name, relation) == (accountant, relation)
@@ -41,7 +41,7 @@ def test_names(name: str | None, units: int, meant: str) -> None:
     ],
 )
 def test_a_sampler_s_own(sampling: Sampling, name: str, relation: Relation) -> None:
-    assert choose([RoundCost(sampling, 1.0)]) == (ACCOUNTANTS[name], relation)
+    assert choose([RoundCost(sampling, 1.0)]) == (accountant_of(name), relation)
 
 
 def test_a_relation_has_words() -> None:

@@ -19,12 +19,13 @@ import pytest
 from scipy import special
 
 from fedsim.accounting import accountants
+from fedsim.accounting.accountants import accountant_of
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.methods import random_allocation as module
 from fedsim.accounting.methods.composition import ComposedPld
 from fedsim.errors import ConfigError
-from fedsim.sampling import BalancedSampling
+from fedsim.sampling import BalancedSampling, Relation
 
 Array = npt.NDArray[np.float64]
 
@@ -266,8 +267,9 @@ def test_the_price_in_a_filter_is_no_less_than_the_exact_divergence(order: float
         math.log(float((under * mean**power).sum())) / (order - 1.0)
         for power in (order, 1.0 - order)
     )
-    found, infinite = module.renyi_price(RoundCost(BalancedSampling(2, 1), noise), order)
-    twice, _ = module.renyi_price(RoundCost(BalancedSampling(4, 2), noise), order)
+    renyi, relation = accountant_of("random-allocation").renyi, Relation.ADD_OR_REMOVE
+    found, infinite = renyi(RoundCost(BalancedSampling(2, 1), noise), relation, order)
+    twice, _ = renyi(RoundCost(BalancedSampling(4, 2), noise), relation, order)
     assert infinite < 1e-17
     assert exact * (1.0 - 1e-9) <= found <= exact * 1.01
     assert twice == pytest.approx(2.0 * found)

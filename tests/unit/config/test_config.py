@@ -54,7 +54,6 @@ ALTERNATIVES = [
     "data.source=texts.jsonl",
     "model.name_or_path=mcmahan-lstm",
     "model.lora_rank=4",
-    "strategy.name=els",
     "strategy.name=non-private",
     "strategy.selection=longest",
     "strategy.selection=shortest",
@@ -152,21 +151,40 @@ def test_an_unknown_key_is_met_with_the_nearest_one(raw: dict[str, Any], complai
             {"privacy": {"epsilon": 2.0, "noise_multiplier": 1.0}},
             "privacy: epsilon = 2.0 together with noise_multiplier = 1.0",
         ),
-        ({"strategy": {"clip": {}}}, "strategy.clip: give l2_clip_norm or"),
+        ({"strategy": {"clip": {}}}, "strategy.clip: l2_clip_norm: missing"),
+        ({"strategy": {"clip": {"kind": "per-layer"}}}, "strategy.clip: give l2_clip_norm or"),
         (
             {"strategy": {"clip": {"l2_clip_norm": 1.0, "l2_clip_norms": {"a": 1.0}}}},
-            "strategy.clip: give l2_clip_norm or",
-        ),
-        (
-            {"strategy": {"clip": {"l2_clip_norms": {"a": 1.0}}}},
-            'strategy.clip: l2_clip_norms needs kind = "per-layer"',
+            'strategy.clip.l2_clip_norms: only kind = "per-layer" has it',
         ),
         (
             {"strategy": {"clip": {"kind": "per-layer", "l2_clip_norms": {"a": -1.0}}}},
             "strategy.clip.l2_clip_norms.a = -1.0",
         ),
-        ({"strategy": {"estimator": {"kind": "clipped"}}}, "strategy.estimator: kind = "),
-        ({"strategy": {"estimator": {"min_weight": 3.0}}}, "strategy.estimator: kind = "),
+        (
+            {"strategy": {"estimator": {"kind": "clipped"}}},
+            "strategy.estimator.min_weight: give a value; it has no default",
+        ),
+        (
+            {"strategy": {"estimator": {"min_weight": 3.0}}},
+            'strategy.estimator.min_weight: only kind = "clipped" has it',
+        ),
+        (
+            {"strategy": {"name": "els", "cohort_size": 3}},
+            'strategy.cohort_size: only name = "non-private" or "uls" has it',
+        ),
+        ({"strategy": {"name": "ulz"}}, "strategy.name = 'ulz': did you mean 'uls'?"),
+        ({"strategy": {"clip": {"kind": "flt"}}}, "strategy.clip.kind = 'flt': did you mean 'flat"),
+        ({"server": {"optimizer": "adm"}}, "server.optimizer = 'adm': did you mean 'adam'?"),
+        ({"privacy": {"accountant": "pdl"}}, "privacy.accountant = 'pdl': did you mean 'pld'?"),
+        (
+            {"strategy": {"sampling": {"kind": "cyclic", "groop": 2}}},
+            "strategy.sampling.groop: unknown key; did you mean 'groups'?",
+        ),
+        (
+            {"strategy": {"name": "els", "local": {"task": "fedavg"}}},
+            "strategy.local.task = 'fedavg': did you mean 'fedsgd'?",
+        ),
         (
             {"strategy": {"local": {"task": "fedavg"}}, "executor": {"engine": "vmap"}},
             'executor.engine = "vmap": local training needs',
@@ -294,7 +312,7 @@ def test_an_override_makes_the_section_it_needs(tmp_path: Path) -> None:
     config = load_config(
         path, ["strategy.estimator.kind=clipped", "strategy.estimator.min_weight=5"]
     )
-    assert config.strategy.estimator.min_weight == 5.0
+    assert config.strategy.estimator.model_dump() == {"kind": "clipped", "min_weight": 5.0}
     assert load_config(path) == Config()
 
 

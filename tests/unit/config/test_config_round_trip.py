@@ -38,7 +38,12 @@ RAW = st.fixed_dictionaries(
             {"local": LOCAL, "clip": CLIP}, optional={"cohort_size": POSITIVE}
         ),
         "privacy": st.fixed_dictionaries(
-            {}, optional={"epsilon": POSITIVE, "accountant": TEXT, "delta": st.just(1e-300)}
+            {},
+            optional={
+                "epsilon": POSITIVE,
+                "accountant": st.sampled_from(["pld", "rdp"]),
+                "delta": st.just(1e-300),
+            },
         ),
     }
 )

@@ -258,7 +258,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another relation": ({"privacy": {"relation": "replace-one"}}, "no proof for replace-one"),
     "another sampler": (
         {"strategy": {"cohort_size": 6.0, "sampling": {"kind": "poisson", "participations": 2}}},
-        'only kind = "balanced" takes it',
+        'only kind = "balanced" has it',
     ),
 }
 

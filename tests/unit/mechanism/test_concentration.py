@@ -9,16 +9,16 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fedsim.accounting.methods.above_threshold import failure_probability
-from fedsim.concentration.filter import concentration_score, distances, filter_weights
-from fedsim.concentration.sampling import (
+from fedsim.seeding import secret_stream, stream
+from fedsim.strategies.asi_liu.accountant import failure_probability
+from fedsim.strategies.asi_liu.filter import concentration_score, distances, filter_weights
+from fedsim.strategies.asi_liu.sampling import (
     SCORE_SENSITIVITY,
     AboveThreshold,
     ConcentratedSampling,
     halting_test,
     laplace,
 )
-from fedsim.seeding import secret_stream, stream
 
 DRAWS = 20_000
 
@@ -57,7 +57,7 @@ def test_a_replaced_user_moves_the_score_by_less_than_its_sensitivity() -> None:
     assert scores[0] - scores[1] < SCORE_SENSITIVITY
 
 
-@pytest.mark.parametrize("source", [stream(1, "concentration"), secret_stream()], ids=["s", "os"])
+@pytest.mark.parametrize("source", [stream(1, "part"), secret_stream()], ids=["s", "os"])
 def test_laplace_noise(source: np.random.Generator) -> None:
     sample = np.array([laplace(3.0, source) for _ in range(DRAWS)])
     assert stats.kstest(sample, stats.laplace(scale=3.0).cdf).pvalue > 1e-4
@@ -91,7 +91,7 @@ def pass_probability(gap: float, epsilon: float, of_threshold: float, of_score: 
 @pytest.mark.parametrize("score", [70.0, 80.0, 90.0])
 def test_the_test_halts_as_often_as_it_should(score: float) -> None:
     """Scores 10 below, at and 10 above the threshold of 100 users; and other scales are seen."""
-    test, source = halting_test(100, 1.0), stream(2, "concentration")
+    test, source = halting_test(100, 1.0), stream(2, "part")
     passed = sum(test.passes(score, test.noisy_threshold(source), source) for _ in range(DRAWS))
 
     def p_value(of_threshold: float, of_score: float) -> float:
@@ -106,7 +106,7 @@ def test_the_test_halts_as_often_as_it_should(score: float) -> None:
 
 def test_one_threshold_serves_a_run() -> None:
     """With one draw of ρ rounds agree more often than with a fresh one each: seen in pairs."""
-    test, source = AboveThreshold(1.0, 0.0), stream(3, "concentration")
+    test, source = AboveThreshold(1.0, 0.0), stream(3, "part")
     both = sum(
         all(test.passes(0.0, threshold, source) for _ in range(2))
         for threshold in (test.noisy_threshold(source) for _ in range(DRAWS))

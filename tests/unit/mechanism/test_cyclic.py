@@ -270,7 +270,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "cyclic without groups": (
         {"strategy": {"sampling": {"kind": "cyclic"}}},
-        'kind = "cyclic" needs groups',
+        "strategy.sampling.groups: give a value",
     ),
     "more bands than groups": (
         {"privacy": {"bands": 4}},

@@ -90,7 +90,7 @@ def test_what_only_the_other_strategy_takes_is_left_out(
     assert as_els(config, 3).privacy.declared_num_examples == 100
     assert as_els(config, 4).privacy.declared_num_examples is None  # it was of another pool
     uls = as_uls(config, 2)
-    assert (uls.strategy.batch_size, uls.strategy.name) == (None, "uls")
+    assert (uls.strategy.expected_examples, uls.strategy.name) == (None, "uls")
     assert candidate(uls, materials, 20.0).plan.sampling.probability < 1.0
 
 

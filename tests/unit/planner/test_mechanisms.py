@@ -12,10 +12,11 @@ import pytest
 from fedsim.config import Config, load_config, with_settings
 from fedsim.errors import ConfigError
 from fedsim.materials import load_materials
+from fedsim.parts import noise_multiplier
 from fedsim.planner import mechanisms
 from fedsim.planner.mechanisms import Mechanism, recommended
 from fedsim.sampling import BalancedSampling, Sampling
-from fedsim.strategy import build_plan, noise_multiplier
+from fedsim.strategy import build_plan
 from tests.helpers.commands import fedsim, fedsim_json, fedsim_ok
 from tests.helpers.light import write_config
 

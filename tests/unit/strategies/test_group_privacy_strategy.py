@@ -65,9 +65,9 @@ def test_one_record_a_user_costs_the_same_either_way(speeches: Path, materials: 
         ),
         ({}, {"delta": 1e-30}, "'group-privacy' cannot certify this with any noise"),
         ({}, {"accountant": "rdp"}, "cannot account 3 units per user"),
-        ({"local": {"task": "fedavg"}}, {}, "group-privacy takes only"),
-        ({"selection": "random-chunk"}, {}, "group-privacy pools whole examples"),
-        ({"cohort_size": 4}, {}, "cohort_size = 4.0: not used by strategy 'group-privacy'"),
+        ({"local": {"task": "fedavg"}}, {}, "strategy.local.task = 'fedavg': "),
+        ({"selection": "random-chunk"}, {}, "strategy.selection = 'random-chunk': "),
+        ({"cohort_size": 4}, {}, "strategy.cohort_size: only name = "),
     ],
 )
 def test_what_cannot_be_priced_is_refused(

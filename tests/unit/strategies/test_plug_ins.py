@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from fedsim.clients.tasks.fedsgd import AveragedGradient
-from fedsim.clip_policy import ConstantClip
-from fedsim.clipping import FlatClip, NormalisedClip
+from fedsim.clipping import FlatClip, NoClip
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
@@ -23,31 +22,11 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.planner.candidates import check_plannable
 from fedsim.registry import resolve
 from fedsim.runner.folder import RunFolder
-from fedsim.sampling import Indices, PoissonSampling, Relation
-from fedsim.strategy import build_plan, private_plan
+from fedsim.sampling import Indices, PoissonSampling, Relation, Sampling
+from fedsim.strategy import build_plan, plan_terms, private_plan
 from tests.conftest import Patch, small_config
 from tests.contracts.test_engines import ENGINES
 from tests.end_to_end.grids.ray_runs import plugin
-
-
-class Everybody(PoissonSampling):
-    def draw(self, num_units: int, round: int, coins: object) -> Indices:
-        return np.arange(num_units)
-
-
-class Small(FixedDenominator):
-    def sensitivity(self, bound: float) -> float:
-        return super().sensitivity(bound) / 1000.0
-
-
-class HalfBound(FlatClip):
-    @property
-    def bound(self) -> float:
-        return super().bound / 2.0
-
-
-class Otherwise(RoundPlan):
-    pass
 
 
 def built(config: Config, materials: Materials, **changes: Any) -> RoundPlan:  # noqa: ANN401
@@ -74,20 +53,14 @@ def examples(materials: Materials, pool: object = None) -> dict[str, Any]:
 Change = Callable[[Materials], dict[str, Any]]
 WRONG: dict[str, tuple[Change, str]] = {
     "many examples of a user": (examples, "units_per_user = 1: a user has more in the pool"),
-    "everybody six times": (
-        lambda m: {"pool": np.repeat(np.arange(m.split.num_users), 6)},
-        "pool: give each user once",
-    ),
     "who is not there": (
         lambda m: {"pool": np.arange(m.split.num_users + 1)},
-        "none that is not trained on",
+        "give no user that is not trained on",
     ),
     "held-out text": (
         lambda m: {**examples(m, np.arange(m.store.num_examples)), "units_per_user": 999},
-        "give each example once, and none that is not trained on",
+        "give no example that is not trained on",
     ),
-    "places that are no numbers": (lambda m: {"pool": list(range(9))}, "a row of whole numbers"),
-    "places between numbers": (lambda m: {"pool": np.arange(9.0)}, "a row of whole numbers"),
     "a user's task for examples": (
         lambda m: {**examples(m), "task": TaskSpec(name="fedsgd")},
         "task 'fedsgd' is not for examples",
@@ -96,24 +69,12 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda m: {"task": TaskSpec(name="example-gradient")},
         "task 'example-gradient' is not for users",
     ),
-    "a sampler of one's own": (
-        lambda m: {"sampling": Everybody(0.25)},
-        "Everybody of tests.unit.strategies.test_plug_ins: prices are proved for fedsim's own",
-    ),
-    "an estimator of one's own": (
-        lambda m: {"estimator": Small(0.25, m.split.num_users)},
-        "Small of tests",
-    ),
-    "a clip of one's own": (lambda _: {"clip": HalfBound(l2_clip_norm=1.0)}, "HalfBound of tests"),
-    "one within fedsim's": (
-        lambda _: {"clip": NormalisedClip(clip=HalfBound(l2_clip_norm=1.0))},
-        "HalfBound of tests",
-    ),
 }
 
 
 def build(monkeypatch: Patch, config: Config, materials: Materials, plan: object) -> RoundPlan:
-    monkeypatch.setattr("fedsim.strategy.resolve", lambda *_: lambda *_: plan)
+    made = type("Made", (), {"build": staticmethod(lambda *_: plan)})
+    monkeypatch.setattr("fedsim.strategy.part", lambda *_: made)
     return build_plan(config, materials)
 
 
@@ -152,39 +113,38 @@ def test_a_task_is_made_before_anything_is_written(
             build_plan(config, materials)
 
 
-def test_what_is_no_plan_is_refused_and_an_honest_one_is_not(
+class Everybody(PoissonSampling):
+    def draw(self, num_units: int, round: int, coins: object) -> Indices:
+        return np.arange(num_units)
+
+
+class Unpriced(Everybody):
+    kind = "unpriced"
+    event = Sampling.event
+
+
+def test_the_promise_names_a_part_of_a_plug_in(
     speeches: Path, materials: Materials, monkeypatch: Patch
 ) -> None:
     config = small_config(speeches)
-    honest = built(config, materials)
-    other = Otherwise(**{name: getattr(honest, name) for name in honest.__dataclass_fields__})
-    for wrong in (None, {"noise": 1.0}, other):
-        with pytest.raises(ConfigError, match="wanted what private_plan returns"):
-            build(monkeypatch, config, materials, wrong)
-    most = int(materials.split.user_sizes.max())
-    pooled = built(config, materials, **examples(materials), units_per_user=most)
-    for plan in (honest, pooled):
-        assert build(monkeypatch, config, materials, plan).cost == plan.cost
-    for owners in (np.arange(len(pooled.pool)), np.zeros(3, np.int64)):
-        scattered = {"owners": owners, "units_per_user": most}
-        alone = built(config, materials, **examples(materials), **scattered)
-        with pytest.raises(ConfigError, match="owners: give all examples of a user one number"):
-            build(monkeypatch, config, materials, alone)
-    fewer = built(config, materials, **examples(materials), units_per_user=most - 1)
-    with pytest.raises(ConfigError, match=f"units_per_user = {most - 1}: "):
-        build(monkeypatch, config, materials, fewer)
+    plan = built(config, materials, sampling=Everybody(0.25))
+    (*_, said) = build(monkeypatch, config, materials, plan).assumptions
+    assert said.endswith("own proof of code outside of fedsim: Everybody of " + __name__ + ".")
+    with pytest.raises(ConfigError, match="wanted what private_plan returns"):
+        build(monkeypatch, config, materials, None)
 
 
-def test_a_clip_policy_of_ones_own_is_refused(
-    speeches: Path, materials: Materials, monkeypatch: Patch
+def test_a_part_without_an_event_or_a_bound_gives_no_epsilon(
+    speeches: Path, materials: Materials
 ) -> None:
-    class Following(ConstantClip):
-        """As one that would follow the updates without a price."""
-
     config = small_config(speeches)
-    plan = replace(built(config, materials), clip_policy=Following())
-    with pytest.raises(ConfigError, match="prices are proved for fedsim's own"):
-        build(monkeypatch, config, materials, plan)
+    with pytest.raises(ConfigError, match="'unpriced' sampling states no event, so there is no ε"):
+        built(config, materials, sampling=Unpriced(0.25))
+    with pytest.raises(ConfigError, match="with a clip bound of inf: "):
+        built(config, materials, clip=NoClip())
+    free = small_config(speeches, privacy={"noise_multiplier": 0.0})
+    plan = built(free, materials, sampling=Unpriced(0.25), clip=NoClip())
+    assert plan_terms(free, plan).sentence().startswith("No privacy guarantee")
 
 
 def test_another_relation_than_the_configs_is_refused(
@@ -257,10 +217,11 @@ def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(
 
 
 def test_the_planner_knows_no_plug_in(speeches: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    offers = {"fedsim.strategies mine": "pz:build"}
-    monkeypatch.syspath_prepend(plugin(tmp_path, "build = 1", offers, name="pz"))
-    with pytest.raises(ConfigError, match=r"'mine': the plan compares uls and els, and knows no"):
-        check_plannable(small_config(speeches, strategy={"name": "mine"}))
+    offers = {"fedsim.strategies mine": "pz:Mine"}
+    code = "class Mine:\n    def build(self): pass"
+    monkeypatch.syspath_prepend(plugin(tmp_path, code, offers, name="pz"))
+    with pytest.raises(ConfigError, match=r"'mine': the plan compares uls and els"):
+        check_plannable(small_config(speeches, strategy={"name": "mine", "cohort_size": None}))
 
 
 def test_a_run_goes_on_without_a_tracker_that_fails(speeches: Path, tmp_path: Path) -> None:

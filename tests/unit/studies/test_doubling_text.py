@@ -122,5 +122,5 @@ def test_the_grid_has_every_split_of_its_budgets(quick: bool) -> None:
         at_epsilon(dict.fromkeys(keys, 1.0), epsilon)  # which refuses gaps
     for cell, (epsilon, size, cohort) in zip(cells, keys, strict=True):
         strategy = cell.config.strategy
-        assert (strategy.group_size, strategy.cohort_size) == (size, cohort)
+        assert (strategy.group_size, strategy.expected_users) == (size, cohort)
         assert cell.config.privacy.epsilon == epsilon

@@ -13,7 +13,7 @@ def test_the_cohort_that_a_line_is_called_after_is_the_one_that_it_draws(quick: 
         (label, size)
         for cell in grid(quick)
         for label in [dict(cell.settings)["cohort"]]
-        if (size := cell.config.strategy.cohort_size) is not None
+        if (size := cell.config.strategy.expected_users) is not None
     }
     assert drawn
     for label, size in drawn:

@@ -9,11 +9,8 @@ import dp_accounting
 import numpy as np
 from dp_accounting import dp_event
 
-from fedsim.sampling import Indices
+from fedsim.sampling import Indices, Sampling
 from fedsim.seeding import Coins, RandomSource
-
-CONCENTRATION = "concentration"
-"""The `test` of this sampler and of its estimator: each is proved with the other only."""
 
 SCORE_SENSITIVITY = 2.0
 """What replacing one user moves a score by, at most: its pairs, 2(N - 1) of them, over N."""
@@ -63,7 +60,7 @@ def laplace(scale: float, source: RandomSource) -> float:
 
 
 @dataclass(frozen=True)
-class ConcentratedSampling:
+class ConcentratedSampling(Sampling):
     """Every user, every round, until AboveThreshold finds the gradients not concentrated.
 
     Nothing is sampled, so nothing is amplified: Asi & Liu 2024 take the whole population, and a
@@ -79,20 +76,13 @@ class ConcentratedSampling:
     test_epsilon: float
     rounds: int
     kind: ClassVar[str] = "concentrated"
-    guaranteed: ClassVar[bool] = True
     hides_size: ClassVar[bool] = False
-    displaces: ClassVar[bool] = False
     accountant: ClassVar[str | None] = "above-threshold"
-    test: ClassVar[str | None] = CONCENTRATION
-    events: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if type(self.population) is not int or self.population < 1:
-            raise ValueError(f"population = {self.population!r}: give an integer >= 1")
-        if not 0.0 < self.test_epsilon < float("inf"):
-            raise ValueError(f"test_epsilon = {self.test_epsilon!r}: give a finite number > 0")
-        if type(self.rounds) is not int or self.rounds < 1:
-            raise ValueError(f"rounds = {self.rounds!r}: give an integer >= 1")
+        fields = (self.population, self.test_epsilon, self.rounds)
+        if not all(0.0 < value < float("inf") for value in fields):
+            raise ValueError(f"population, test_epsilon, rounds = {fields}: give numbers > 0")
 
     @property
     def run_rounds(self) -> int:
@@ -100,7 +90,7 @@ class ConcentratedSampling:
         return self.rounds
 
     @property
-    def probability(self) -> float:
+    def probability(self) -> float:  # type: ignore[override]
         """Always 1."""
         return 1.0
 

@@ -19,18 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
-from fedsim.concentration.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
+from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 
 _NOT_DRAWN = 2.0**-104  # of Laplace noise: what `laplace` never draws, in both neighbours' worlds
 
 
 @dataclass(frozen=True)
-class AboveThresholdAccountant:
+class AboveThresholdAccountant(Accountant):
     """Basic composition of test and releases; under replace-one."""
-
-    name: str
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -66,6 +65,16 @@ class AboveThresholdAccountant:
 
         return at
 
+    def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
+        """Return the Rényi divergence of one run's rounds at an order > 1, and β.
+
+        Of the transcripts that are not left out: their loss is at most ε_test above that of the
+        Gaussian releases.
+        """
+        tests, wrong = _tests([(cost, 1)])
+        (gaussian, rounds), *_ = _releases([(cost, 1)])
+        return tests + rounds * order / (2.0 * gaussian.noise_multiplier**2), wrong
+
 
 def failure_probability(sampling: ConcentratedSampling) -> float:
     """Return β, an upper bound on passing any of a run's rounds with a score below 2N/3 + 1.
@@ -83,17 +92,6 @@ def failure_probability(sampling: ConcentratedSampling) -> float:
     tails = 0.5 * math.exp(-a * x) + 0.5 * rounds * math.exp(-b * (margin - x))
     tails += (rounds + 1) * _NOT_DRAWN
     return min(1.0, tails) if margin > 0.0 else 1.0
-
-
-def renyi_price(cost: RoundCost, order: float) -> tuple[float, float]:
-    """Return the Rényi divergence of one run's rounds at an order > 1, and β.
-
-    Of the transcripts that are not left out: their loss is at most ε_test above that of the
-    Gaussian releases.
-    """
-    tests, wrong = _tests([(cost, 1)])
-    (gaussian, rounds), *_ = _releases([(cost, 1)])
-    return tests + rounds * order / (2.0 * gaussian.noise_multiplier**2), wrong
 
 
 def _tests(costs: Composition) -> tuple[float, float]:

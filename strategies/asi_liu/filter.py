@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedsim.clipping import Clip
-from fedsim.concentration.sampling import (
-    CONCENTRATION,
-    AboveThreshold,
-    ConcentratedSampling,
-    halting_test,
-)
 from fedsim.errors import HaltedError
-from fedsim.estimators import TestCoins, WeightedSum
+from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor, Keys
 from fedsim.sampling import Relation, Sampling
+from fedsim.seeding import Draws
+from fedsim.strategies.asi_liu.sampling import AboveThreshold, ConcentratedSampling
 from fedsim.tensors import Tensors
 
 _COLUMNS = 65_536  # of the gradients that are float64 at once
@@ -66,11 +61,11 @@ def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class FilteredMean:
+class FilteredMean(Estimator):
     """The mean weighted by the filter, Σ w g / Σ w. Sensitivity 24 τ/N to replacing one user.
 
     That holds while the score of one of the neighbours is at least 2N/3 + 1, see
-    `fedsim.accounting.methods.above_threshold`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all
+    `accountant.py`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all
     of them but the replaced one have weight 1 before and after. Of the others each weight moves by
     at most 6/N, together less than 2; the replaced user's two weights are at most 1 each. Any two
     users of positive weight have a common neighbour, so they are 4τ apart at most. Taking weight
@@ -85,7 +80,6 @@ class FilteredMean:
     num_users: int
     sampling_probability: float = field(default=1.0, init=False)
     kind: str = field(default="filtered-mean", init=False)
-    test: ClassVar[str | None] = CONCENTRATION
 
     def __post_init__(self) -> None:
         if not 0.0 < self.radius < float("inf"):
@@ -112,16 +106,11 @@ class FilteredMean:
         """Return "another relation …" or "a population of …", if the proof does not cover it."""
         if relation is not Relation.REPLACE or units_per_user > 1:
             return "another relation than replace-one, or several units of a user"
-        population = getattr(sampling, "population", None)
-        if population != self.num_users:
-            return f"a population of {population} where num_users = {self.num_users}"
+        if not isinstance(sampling, ConcentratedSampling):
+            return f"{sampling.kind!r} sampling, which tests no round"
+        if sampling.population != self.num_users:
+            return f"a population of {sampling.population} where num_users = {self.num_users}"
         return None
-
-    def around(self, executor: Executor, sampling: Sampling, coins: TestCoins) -> Executor:
-        """Return the executor within the filter, which tests each round; see `Filtered`."""
-        assert isinstance(sampling, ConcentratedSampling)  # noqa: S101  (the plan has compared)
-        test = halting_test(self.num_users, sampling.test_epsilon)
-        return Filtered(executor, test, self.radius, coins)
 
     def describe(self) -> dict[str, float | str]:
         """Return the kind, τ and N."""
@@ -138,20 +127,18 @@ class Filtered:
         inner: carries shards of one user to the clients and clips.
         test: AboveThreshold, one for the run.
         radius: τ.
-        coins: the run's sources of the test's noise: a resumed run has the same threshold.
+        draws: of the run, for the test's noise: a resumed run has the same threshold.
     """
 
-    def __init__(
-        self, inner: Executor, test: AboveThreshold, radius: float, coins: TestCoins
-    ) -> None:
+    def __init__(self, inner: Executor, test: AboveThreshold, radius: float, draws: Draws) -> None:
         self._inner = inner
         self._test = test
         self._radius = radius
-        self._coins = coins
+        self._draws = draws
 
     @cached_property
     def _noisy_threshold(self) -> float:
-        return self._test.noisy_threshold(self._coins(0, 0, ""))
+        return self._test.noisy_threshold(self._draws.part_source(0, 0))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the filtered sum; its weight is Σ w, its counts are of the whole cohort.
@@ -179,7 +166,7 @@ class Filtered:
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:
         # The message must not tell the score: only that the test failed is paid for.
-        source = self._coins(round, 1, repr(score))
+        source = self._draws.part_source(round, 1)
         if not self._test.passes(score, self._noisy_threshold, source):
             raise HaltedError(
                 f"round {round}: the users' gradients are not concentrated within "

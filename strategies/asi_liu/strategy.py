@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Self, cast
 
 import numpy as np
+from pydantic import model_validator
 
-from fedsim.accounting.methods.above_threshold import failure_probability
-from fedsim.concentration.filter import FilteredMean
-from fedsim.concentration.sampling import ConcentratedSampling
-from fedsim.config import Config
+from fedsim.config import Config, StrategyConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
+from fedsim.parts import not_hidden, user_task
 from fedsim.plan import RoundPlan
-from fedsim.strategy import not_hidden, private_plan, refuse_unused, user_task
+from fedsim.strategies.asi_liu.accountant import failure_probability
+from fedsim.strategies.asi_liu.filter import Filtered, FilteredMean
+from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
+from fedsim.strategies.uls import UserSelection
+from fedsim.strategy import private_plan
+from fedsim.utils.section import Positive
 
 MOST_BYTES = 4 * 2**30  # of all users' gradients, which a round holds at once
 
@@ -26,64 +31,67 @@ _ASSUMPTIONS = (
 )
 
 
-def build(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan: all users, tested for concentration within τ, filtered, averaged, noised.
+class AsiLiuConfig(StrategyConfig):
+    """Keys of "asi-liu", which takes all users every round."""
+
+    default_relation = "replace-one"
+    selection: UserSelection = "random"
+    concentration_radius: Positive
+    """The distance within which two updates count as close."""
+
+    @model_validator(mode="after")
+    def _covered(self) -> Self:
+        for key, default in (("sampling", "poisson"), ("estimator", "fixed")):
+            if (kind := getattr(self, key).kind) != default:
+                raise ValueError(f"{key}.kind = {kind!r}: 'asi-liu' has its own; remove it")
+        if self.clip.schedule is not None or self.clip.adaptive is not None:
+            raise ValueError(
+                "clip: strategy 'asi-liu' has noise of the concentration radius, not of the clip; "
+                "remove schedule and adaptive"
+            )
+        return self
+
+
+class AsiLiu:
+    """All users, tested for concentration within τ, filtered, averaged, noised.
 
     Chua et al.'s Algorithm 3 with three changes, all for a proof: users are weighted by the
     filter's probability instead of drawn with it; the noise is scaled to what is proved
     (`FilteredMean`); and updates are clipped, which brings no two of them further apart.
-
-    Raises:
-        ConfigError: no τ or ε, what the proof does not cover, too few users for the ε, or more
-            gradients than fit into memory.
     """
-    strategy, privacy = config.strategy, config.privacy
-    refuse_unused(
-        strategy,
-        cohort_size=strategy.cohort_size,
-        batch_size=strategy.batch_size,
-        user_weight_cap=strategy.user_weight_cap,
-    )
-    _refuse_uncovered(config)
-    if strategy.concentration_radius is None or privacy.epsilon is None:
-        raise ConfigError(
-            f"strategy.concentration_radius = {strategy.concentration_radius}, privacy.epsilon = "
-            f"{privacy.epsilon}: strategy 'asi-liu' needs both, the radius τ that gradients must "
-            "be within and the ε that test and releases share"
-        )
-    num_users = materials.split.num_users
-    _check_memory(num_users, materials)
-    sampling = ConcentratedSampling(num_users, privacy.epsilon / 2.0, strategy.rounds)
-    _check_population(config, sampling)
-    return private_plan(
-        config,
-        materials,
-        unit="user",
-        pool=np.arange(num_users, dtype=np.int64),
-        population=num_users,
-        sampling=sampling,
-        task=user_task(strategy),
-        estimator=FilteredMean(strategy.concentration_radius, num_users),
-        assumptions=(not_hidden(num_users, "users"), *_ASSUMPTIONS),
-    )
 
+    options = AsiLiuConfig
 
-def _refuse_uncovered(config: Config) -> None:
-    strategy = config.strategy
-    if strategy.sampling.kind != "poisson":  # the key's default; no user is sampled
-        raise ConfigError(
-            f"strategy.sampling.kind = {strategy.sampling.kind!r}: strategy 'asi-liu' takes all "
-            "users every round; remove it"
-        )
-    if strategy.estimator.kind != "fixed":
-        raise ConfigError(
-            f"strategy.estimator.kind = {strategy.estimator.kind!r}: strategy 'asi-liu' has an "
-            "estimator of its own; remove it"
-        )
-    if strategy.clip.schedule is not None or strategy.clip.adaptive is not None:
-        raise ConfigError(
-            "strategy.clip: strategy 'asi-liu' has noise of the concentration radius, not of the "
-            "clip; remove schedule and adaptive"
+    @staticmethod
+    def build(config: Config, materials: Materials) -> RoundPlan:
+        """Return the plan.
+
+        Raises:
+            ConfigError: no ε, what the proof does not cover, too few users for the ε, or more
+                gradients than fit into memory.
+        """
+        strategy, epsilon = cast(AsiLiuConfig, config.strategy), config.privacy.epsilon
+        if epsilon is None:
+            raise ConfigError(
+                "privacy.epsilon: missing; strategy 'asi-liu' shares it between test and releases"
+            )
+        num_users, radius = materials.split.num_users, strategy.concentration_radius
+        _check_memory(num_users, materials)
+        sampling = ConcentratedSampling(num_users, epsilon / 2.0, strategy.rounds)
+        _check_population(config, sampling)
+        test = halting_test(num_users, sampling.test_epsilon)
+        return private_plan(
+            config,
+            materials,
+            unit="user",
+            pool=np.arange(num_users, dtype=np.int64),
+            population=num_users,
+            sampling=sampling,
+            task=user_task(strategy),
+            estimator=FilteredMean(radius, num_users),
+            assumptions=(not_hidden(num_users, "users"), *_ASSUMPTIONS),
+            wrapper=lambda executor, draws: Filtered(executor, test, radius, draws),
+            priced_questions=("whether a round's users are concentrated",),
         )
 
 

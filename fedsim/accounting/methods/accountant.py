@@ -1,0 +1,65 @@
+"""What every accountant is: `fedsim.accounting.accountants` finds them by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.errors import ConfigError
+from fedsim.sampling import Relation
+
+
+@dataclass(frozen=True)
+class Accountant(ABC):
+    """A method that bounds ε or δ of composed rounds.
+
+    A subclass is a frozen dataclass, under an entry point of the group `fedsim.accountants`. Its
+    fields beside `name` are the keys that it has of its own in `[privacy]`. If it has any, its
+    `options` is a subclass of `fedsim.PrivacyConfig` with the same fields.
+
+    Formal guarantees:
+
+    - For costs without a `refusal`, the mechanism of all rounds together is (`epsilon`, δ)-DP and
+      (ε, `delta`)-DP under the relation, and `profile` is nowhere below its δ(ε).
+    - Costs handed in are not empty, have noise and at least one round each.
+
+    Attributes:
+        name: its name in configs and reports, with the values of its own keys.
+    """
+
+    name: str
+
+    @classmethod
+    def build(cls, name: str, **keys: Any) -> Accountant:  # noqa: ANN401  (its own)
+        """Return the accountant with the values of its own keys."""
+        return cls(name, **keys)
+
+    @abstractmethod
+    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
+        """Return why this accountant cannot prove anything about a round, or None."""
+
+    @abstractmethod
+    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
+        """Return the smallest ε certified at δ in (0, 1), or inf."""
+
+    @abstractmethod
+    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
+        """Return the smallest δ certified at ε >= 0, at most 1."""
+
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there."""
+        return lambda epsilons: np.array(
+            [self.delta(costs, one, relation) for one in epsilons.tolist()]
+        )
+
+    def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
+        """Return the Rényi divergence of a cost's event, and the mass that it leaves out.
+
+        Raises:
+            ConfigError: it knows none; then no privacy filter, and no shared ledger, takes the run.
+        """
+        raise ConfigError(f"accountant = {self.name!r}: has no Rényi divergence for a filter")

@@ -1,0 +1,359 @@
+"""From a config to the parts of a plan: sampler, clip, denominator, noise, optimizer, task.
+
+Each function reads the keys that it is about and asks the entry points for the part that they name.
+`fedsim/strategy.py` puts the parts together.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fedsim.accounting.accountants import choose
+from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.accounting.events import RoundCost
+from fedsim.accounting.search import Search
+from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
+from fedsim.clipping import Clip, NormalisedClip
+from fedsim.config import Config, StrategyConfig
+from fedsim.errors import ConfigError, about
+from fedsim.estimators import Estimator
+from fedsim.language_model import LanguageModel
+from fedsim.materials import loader_name
+from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.registry import distribution, is_own, part
+from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling, Wanted
+from fedsim.server_optimizer import ServerOptimizer
+
+log = logging.getLogger(__name__)
+
+
+def relation_of(config: Config) -> Relation:
+    """Return the configured neighbouring relation, or that of the strategy or the sampler.
+
+    Raises:
+        ConfigError: texts with several owners and another relation than theirs, or the reverse.
+    """
+    asked, co_owned = config.privacy.relation, config.data.co_owned
+    if asked is not None and co_owned != (asked == Relation.FIXED_GRAPH.value):
+        has = "has" if co_owned else "does not have"
+        wanted = "remove it" if co_owned else "give data.owners_column, or another relation"
+        raise ConfigError(
+            f"privacy.relation = {asked!r}: the data {has} texts with several owners, which "
+            f'"fixed-graph" is for; {wanted}'
+        )
+    if asked is not None:
+        return Relation(asked)
+    if co_owned:
+        return Relation.FIXED_GRAPH
+    if config.strategy.default_relation is not None:
+        return Relation(config.strategy.default_relation)
+    sampler = part("samplers", config.strategy.sampling.kind, "strategy.sampling.kind")
+    return Relation.ADD_OR_REMOVE if sampler.hides_size else Relation.REPLACE
+
+
+def public_size(
+    config: Config, declared: int | None, counted: int, field: str, noun: str
+) -> tuple[int, str]:
+    """Return the population size that rates and denominators use, and the sentence that says so.
+
+    Under add-or-remove one user the true number is private. Declared, it is a public constant,
+    right or wrong; counted, the guarantee rests on its being public, and the report says that.
+    The other relations do not hide it.
+    """
+    if declared is not None:
+        expected = config.strategy.expected_users or config.strategy.expected_examples
+        warn_if_far(declared, counted, field, noun, expected)
+        return declared, f"The number of {noun}, {declared}, was declared public ({field})."
+    relation = relation_of(config)
+    if relation is Relation.FIXED_GRAPH:
+        return counted, (
+            f"The number of {noun}, {counted}, follows from who owns which text, and from what "
+            "else is public of the texts."
+        )
+    if relation is not Relation.ADD_OR_REMOVE:
+        return counted, not_hidden(counted, noun)
+    sentence = (
+        f"The number of {noun}, {counted}, was counted in the private data and is treated as "
+        f"public; declare it with {field} to rest on no private count."
+    )
+    log.warning("%s", sentence)
+    return counted, sentence
+
+
+def warn_if_far(declared: int, counted: int, field: str, noun: str, expected: float | None) -> None:
+    """Say to who runs it, in the log alone, that the data are far from a declared number."""
+    if not 0.8 * declared <= counted <= 1.25 * declared:
+        meant = expected or 100.0
+        log.warning(
+            "%s = %d, but the data have %d to train on (no ε covers this number: keep it to "
+            "yourself; who is held out by data.held_out_users is none of them). The "
+            "promise holds, but where the noise of a round is for %g %s, about %.3g take part; "
+            "correct it if it is a mistake.",
+            *(field, declared, counted, meant, noun, meant * counted / declared),
+        )
+
+
+def not_hidden(counted: int, noun: str) -> str:
+    """Return the sentence on a number that the relation does not hide, and what that leaves out."""
+    return (
+        f"The number of {noun}, {counted}, is public under the relation. It is of users who have "
+        "usable text and are not held out: replacing one by a user whose text is empty, or dropped "
+        "when the data are prepared, or by one of another name where users are held out, changes "
+        "it and is not covered."
+    )
+
+
+def build_sampling(
+    config: Config, expected: float | None, sizes: tuple[int, int], field: str, noun: str
+) -> Sampling:
+    """Return the sampler that `strategy.sampling` asks for.
+
+    Args:
+        config: its `strategy.sampling` names the kind.
+        expected: how many a round, on average or exactly.
+        sizes: the population's size, public and true.
+        field: the key of `expected`, for messages.
+        noun: what is drawn, for messages.
+
+    Raises:
+        ConfigError: what the sampler refuses.
+    """
+    options = config.strategy.sampling
+    wanted = Wanted(expected, *sizes, config.strategy.rounds, field, noun)
+    sampler = part("samplers", options.kind, "strategy.sampling.kind")
+    with _of_plug_in("strategy.sampling", options.kind, "samplers"):
+        built: Sampling = sampler.build(options, wanted)
+    return built
+
+
+def build_clip(config: Config, model: LanguageModel) -> Clip:
+    """Return the clip of `strategy.clip`, for the parameters of a model."""
+    options = config.strategy.clip
+    kind = part("clips", options.kind, "strategy.clip.kind")
+    with _of_plug_in("strategy.clip", options.kind, "clips"):
+        clip: Clip = kind.build(options, model.initial_parameters())
+    return NormalisedClip(clip=clip) if options.normalise else clip
+
+
+def build_estimator(config: Config, sampling: Sampling, population: float) -> Estimator:
+    """Return the estimator of `strategy.estimator`.
+
+    Args:
+        config: names the kind.
+        sampling: the sampler whose rate it divides by.
+        population: the public total weight of all units.
+    """
+    options = config.strategy.estimator
+    kind = part("estimators", options.kind, "strategy.estimator.kind")
+    with _of_plug_in("strategy.estimator", options.kind, "estimators"):
+        built: Estimator = kind.build(options, sampling.probability, population)
+    return built
+
+
+def server_optimizer(config: Config) -> ServerOptimizer:
+    """Return the server's optimizer."""
+    kind = part("server_optimizers", config.server.optimizer, "server.optimizer")
+    with _of_plug_in("server", config.server.optimizer, "server_optimizers"):
+        built: ServerOptimizer = kind.build(config.server)
+    return built
+
+
+@contextmanager
+def _of_plug_in(table: str, name: str, group: str) -> Iterator[None]:
+    """Raise a `ConfigError` that names the table for a `ValueError` of a plug-in's part."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{table}: {name!r} of {distribution(group, name)}: {error}") from error
+
+
+def clip_policy(
+    config: Config, clip: Clip, noise_multiplier: float, expected_units: float
+) -> ClipPolicy:
+    """Return the clip policy: constant, a schedule, or adaptive to a quantile of norms.
+
+    Args:
+        config: its `strategy.clip` names the policy.
+        clip: the first round's.
+        noise_multiplier: of a round, the count of an adaptive clip included.
+        expected_units: of a round, from public sizes alone.
+
+    Raises:
+        ConfigError: a count that would cost more than the round may, or whose cost is unproved.
+    """
+    asked = config.strategy.clip
+    if asked.schedule is not None:
+        schedule = asked.schedule
+        scale = schedule.final_l2_clip_norm / clip.norm
+        if not 0.0 < scale < math.inf:
+            raise ConfigError(
+                f"strategy.clip.schedule.final_l2_clip_norm = {schedule.final_l2_clip_norm:g}: "
+                f"no float holds its ratio to the first round's, {clip.norm:g}"
+            )
+        return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
+    if asked.adaptive is None:
+        return ConstantClip()
+    adaptive = asked.adaptive
+    policy = AdaptiveClip(
+        quantile=adaptive.quantile,
+        learning_rate=adaptive.learning_rate,
+        count_noise_stddev=adaptive.count_noise_stddev
+        or max(expected_units / 20.0, 2.0 * noise_multiplier),
+        expected_units=expected_units,
+    )
+    if reason := policy.unproved(relation_of(config)):
+        raise ConfigError(f"strategy.clip.adaptive: {reason}")
+    with about("strategy.clip.adaptive."):
+        policy.update_noise_multiplier(noise_multiplier)
+    return policy
+
+
+def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
+    """Return the matrix that the configured mechanism correlates noise by.
+
+    Raises:
+        ConfigError: more bands than rounds, or a sampler or clip without a proof beside it.
+    """
+    privacy, rounds = config.privacy, config.strategy.rounds
+    if privacy.mechanism == "independent":
+        return INDEPENDENT
+    named = f"privacy.mechanism = {privacy.mechanism!r}"
+    if not isinstance(sampling, CyclicSampling):
+        raise ConfigError(
+            f"{named}: needs rounds of one user that are apart, which {sampling.kind!r} sampling "
+            'does not keep; give strategy.sampling = { kind = "cyclic", groups = ... }'
+        )
+    clip = config.strategy.clip
+    if clip.adaptive is not None or clip.schedule is not None:
+        changes = "adaptive" if clip.adaptive is not None else "schedule"
+        raise ConfigError(
+            f"strategy.clip.{changes} with {named}: is proved for a clip that is the same in every "
+            "round; leave one of them out"
+        )
+    if privacy.mechanism == "blt":
+        if sampling.rate < 1.0:
+            raise ConfigError(
+                f"{named}: one's rounds overlap in it, so coins amplify nothing; leave "
+                'strategy.cohort_size out for whole groups, or take mechanism = "banded"'
+            )
+        return buffered_matrix(rounds, sampling.groups, privacy.buffers or 3)
+    bands = privacy.bands or sampling.groups
+    if bands > sampling.groups:
+        raise ConfigError(
+            f"privacy.bands = {bands}: needs as many groups at least, and strategy.sampling.groups "
+            f"= {sampling.groups}; give no more bands than groups"
+        )
+    return banded_matrix(rounds, bands)
+
+
+def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) -> float:
+    """Return the configured noise multiplier, or the least that keeps the configured ε."""
+    privacy = config.privacy
+    if privacy.delta is None:
+        raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
+    with about("strategy.sampling: "):
+        search = search_of(config)
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, search)
+    scores = score_rounds(config) if search is None else ()
+    score = RoundCost(PoissonSampling(1.0), score_noise(config))
+    beside = [(score, len(scores))] if scores else []
+    if privacy.noise_multiplier == 0.0:  # then no part needs to state what it costs
+        return 0.0
+    # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
+    try:
+        choose(
+            [unit_noise, *([score] if scores else [])], privacy.accounted_by, relation_of(config)
+        )
+    except ConfigError as error:
+        if not scores:
+            raise
+        raise ConfigError(
+            f"training.private_evaluation beside the rounds: {error}; where no accountant knows "
+            "both, leave it out or take Poisson sampling"
+        ) from None
+    if privacy.noise_multiplier is not None:
+        return privacy.noise_multiplier
+    if privacy.epsilon is None:
+        raise ConfigError("privacy: give epsilon (with delta) or noise_multiplier")
+    with about("privacy: "):
+        return calibrate_noise_multiplier(
+            sampling=sampling,
+            units_per_user=units_per_user,
+            rounds=config.strategy.rounds,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            accountant=privacy.accounted_by,
+            relation=relation_of(config),
+            search=search,
+            beside=beside,
+        )
+
+
+def search_of(config: Config) -> Search | None:
+    """Return the search that the run is a trial of, or None."""
+    asked = config.privacy.search
+    if asked is None:
+        return None
+    return Search(asked.trials, config.strategy.rounds, score_noise(config), asked.stopping)
+
+
+def score_rounds(config: Config) -> tuple[int, ...]:
+    """Return the rounds after which a private score is released."""
+    asked, last = config.training.private_evaluation, config.strategy.rounds
+    if asked is None:
+        return ()
+    return (*range(asked.every or last, last, asked.every or last), last)
+
+
+def score_noise(config: Config) -> float:
+    """Return the noise multiplier of private scores; 0 where there are none."""
+    asked = config.training.private_evaluation
+    return 0.0 if asked is None else asked.noise_multiplier
+
+
+def user_task(config: StrategyConfig) -> TaskSpec:
+    """Return the task of one user: averaged gradient or local SGD, as `strategy.local` says."""
+    options = {
+        "group_size": config.group_size,
+        "selection": config.selection,
+        "user_weight_cap": getattr(config, "user_weight_cap", None),
+    }
+    local = config.local.model_dump(exclude={"task"})
+    return TaskSpec(name=config.local.task, options={**options, **local})
+
+
+def plug_ins(config: Config, plan: RoundPlan) -> tuple[str, ...]:
+    """Return the sentence on parts that are not fedsim's own; () where all are."""
+    clip = plan.clip.clip if isinstance(plan.clip, NormalisedClip) else plan.clip
+    accountant = (plan.accountant or plan.sampling.accountant or "pld").partition(" ")[0]
+    named = [
+        ("strategies", "strategy", config.strategy.name),
+        ("tasks", "task", plan.task.name),
+        ("models", "model", loader_name(config.model.name_or_path)),
+        ("samplers", "sampler", plan.sampling.kind),
+        ("clips", "clip", clip.kind),
+        ("estimators", "estimator", plan.estimator.kind),
+        ("accountants", "accountant", accountant),
+        ("server_optimizers", "server optimizer", plan.optimizer.name),
+    ]
+    found = [
+        f"{kind} {name!r} of {package}"
+        for group, kind, name in named
+        if (package := distribution(group, name)) and not is_own(package)
+    ]
+    made = (plan.sampling, clip, plan.clip_policy, plan.estimator)
+    found += [
+        f"{type(one).__name__} of {type(one).__module__}"
+        for one in made
+        if not type(one).__module__.startswith("fedsim.")
+        and not any(repr(getattr(one, "kind", "")) in said for said in found)
+    ]
+    if not found:
+        return ()
+    return (f"The guarantee rests on the own proof of code outside of fedsim: {', '.join(found)}.",)

@@ -155,10 +155,11 @@ def with_canaries(
     inner = {item.name: getattr(plan.optimizer, item.name) for item in fields(plan.optimizer)}
     optimizer = WatchedOptimizer(**inner, watch=watch)
     addresses = plan.pool if plan.addresses is None else plan.addresses
+    both = (addresses.astype(np.uint64), planted.astype(np.uint64))  # mixed, they become floats
     plan = replace(
         plan,
         pool=np.concatenate([plan.pool, planted]),
-        addresses=np.concatenate([addresses, planted]).astype(np.uint64),
+        addresses=np.concatenate(both),
         optimizer=optimizer,
     )
     return plan, first_key, watch

@@ -1,9 +1,16 @@
 """One run, from its config to its report.
 
-Start at `session.py`: it builds the plan, writes the charges of rounds down before they are used,
-charges shared ledgers, saves and reports; `training.py` is the loop over rounds. `folder.py` writes
-a run down and takes it up again (`take_up`, for `--resume`), from the newest whole checkpoint
-(`checkpoint.py`); which rounds are repeated, and by which draws, is the session's (`_going_on`).
-`shared_ledger.py` keeps a budget that several runs share. `launch.py` starts a run from Python or
-the command line, `server_app.py` from `flwr run`. Imports everything below; `sweep` imports it.
+launch.py         starts a run from Python or the command line, on the grid of its config
+session.py        start here: `execute`, then the session from top to bottom
+training.py       the loop over rounds, within the budget
+folder.py         the files of a run, and how it is taken up again; identity.py is its run.json
+checkpoint.py     server states on disk; the newest whole one
+shared_ledger.py  a budget that several runs share
+saved_model.py    the trained model, and a check that the saved one computes the same
+summary.py        the report of a run; progress.py and log.py say how far it is
+finished.py       a finished run in Python; detailed_evaluation.py scores it; push.py uploads it
+given.py          data or a network that a caller holds in memory, as files
+server_app.py     the run of `flwr run`
+
+Imports everything below; `sweep` imports it.
 """

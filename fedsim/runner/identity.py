@@ -58,9 +58,13 @@ def check_format(path: Path) -> None:
 def version_note(path: Path) -> str:
     """Return a line on packages whose version changed since the run began; "" if none did."""
     before, now = read_identity(path), _versions()
-    changed = [name for name in now if before.get(name, now[name]) != now[name]]
-    told = ", ".join(f"{name} {before[name]} -> {now[name]}" for name in changed)
-    return f"The run goes on with other versions than it began with: {told}" if told else ""
+    changed = [
+        f"{name} {before[name]} -> {now[name]}"
+        for name in now
+        if before.get(name, now[name]) != now[name]
+    ]
+    words = "The run goes on with other versions than it began with: "
+    return f"{words}{', '.join(changed)}" if changed else ""
 
 
 def mark_diverged(path: Path, reason: str) -> None:
@@ -78,9 +82,11 @@ def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) 
     """
     before = read_identity(path).get("sources", now)
     if changed := " and ".join(sorted(name for name in now if before.get(name) != now[name])):
+        begin = "--resume: " if resumes else ""
+        instead = ", or start another run with another --out" if resumes else ""
         raise ConfigError(
-            f"{'--resume: ' if resumes else ''}{changed} changed since the run in {path.parent} "
-            "began, and who was trained on depends on it; restore it, or start another run"
+            f"{begin}{changed} changed since the run in {path.parent} began, and the split into "
+            f"training and held-out text depends on it; restore it{instead}"
         )
 
 

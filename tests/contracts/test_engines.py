@@ -395,9 +395,9 @@ def test_auto_chooses_by_units_and_memory() -> None:
 def test_auto_says_what_it_chose_once(
     materials: Materials, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = choose_engine("auto", AveragedGradient(materials, group_size=2), materials.model)
     task = AveragedGradient(materials, group_size=2)
     with caplog.at_level("INFO"):
+        engine = choose_engine("auto", task, materials.model)
         for round in range(2):
             engine(task, materials.model.initial_parameters(), np.arange(4), NoClip(), round)
     (line,) = [record.message for record in caplog.records]

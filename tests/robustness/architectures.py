@@ -157,14 +157,14 @@ def _computed(
     reference = total(loop, range(6))
     clipped = total(partial(loop, norm_error=norm_error(parameters)), range(6), clip)
     found = {"loop and the definition": _apart(reference, defined)}
+    logger, said = logging.getLogger("fedsim"), MemoryHandler(capacity=1000)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(said)
     engines: dict[str, Engine] = {"auto": choose_engine("auto", task, model, LENGTH)}
     engines |= {"materialised": materialised(model), "ghost": ghost(model)}
     vmap = VmapEngine(model)
     if vmap.refused(parameters, made_up_unit(model)) is None:
         engines["vmap"] = vmap
-    logger, said = logging.getLogger("fedsim"), MemoryHandler(capacity=1000)
-    logger.setLevel(logging.INFO)
-    logger.addHandler(said)
     for name, engine in engines.items():
         whole, first, rest = (total(engine, keys) for keys in (range(6), [0], range(1, 6)))
         both = {n: first[n] + rest[n] for n in whole}

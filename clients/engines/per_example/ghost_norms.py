@@ -57,14 +57,21 @@ def ghost_squares(terms: Sequence[Term], segment: Segment) -> torch.Tensor:
         values = torch.cat([by_unit(term.values, segment) for term in lookups], dim=1)
         of_values = inner(values, values)
         lengths += _diagonal(of_values).sqrt().sum(dim=1)
-        # l_t[i_s] for positions t and look-ups s: (units, positions, look-ups).
-        scores = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
-        squares += 2 * _total(inner(right, values).mul_(scores))
+        squares += 2 * cross_term(left, right, ids, values)
         squares += _total(of_values.mul_(ids[:, :, None] == ids[:, None, :]))
     # Where pairs cancel, a small sum of large numbers is rounding for the most part: with so much
     # of their lengths added, no norm is taken too small.
     rounding = 2.0 * torch.finfo(of_left.dtype).eps
     return squares.clamp(min=0.0) + rounding * lengths.square()
+
+
+def cross_term(
+    left: torch.Tensor, right: torch.Tensor, ids: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Return the units' inner products of Σ l_t·r_tᵀ with the table of looked-up rows."""
+    # l_t[i_s] for positions t and look-ups s: (units, positions, look-ups).
+    scores = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+    return _total(inner(right, values).mul_(scores))
 
 
 def inner(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

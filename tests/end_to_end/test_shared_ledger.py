@@ -86,7 +86,10 @@ def test_a_run_is_not_resumed_without_the_ledger_that_it_was_begun_with(
 def test_a_simulated_run_charges_nothing(speeches: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "people.json"
     config = write(tmp_path / "mine.toml", speeches, ledger, 1.0, noise="seeded")
-    assert "a simulated run charges no ledger" in fedsim_ok("run", config).stderr
+    assert (
+        "a simulated run charges no ledger"
+        in fedsim_ok("run", config, "--out", tmp_path / "run").stderr
+    )
     assert not ledger.exists()
 
 

@@ -6,7 +6,6 @@ A comparison keeps the whole report of each run, so that no rendering can show a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -145,22 +144,18 @@ def held_out_text(report: RunReport) -> tuple[str, int, int]:
     return report.data.source, report.data.held_out_examples, report.utility.final.tokens
 
 
-def reading_notes(comparison: Comparison) -> list[str]:
-    """Return sentences that hold for every such table."""
-    promised = any(run.report.privacy.epsilon is not None for run in comparison.runs)
-    return [UTILITY_NOTE, *([TOGETHER] if promised and len(comparison.runs) > 1 else [])]
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """Return the table of the files, with the terms of each ε; its CSV has every field."""
     starts, runs = comparison.starts, comparison.runs
+    promised = any(run.report.privacy.epsilon is not None for run in runs)
+    together = [TOGETHER] if promised and len(runs) > 1 else []
     return Table(
         HEADS,
         [
             *([start.label, NOTHING, *_scores(start.scores), *6 * [NOTHING]] for start in starts),
             *(_cells(run.label, run.report) for run in runs),
         ],
-        notes=[*comparison.captions, *reading_notes(comparison), *comparison.notes],
+        notes=[*comparison.captions, UTILITY_NOTE, *together, *comparison.notes],
         left=(0, 1, 8),
         dim=range(len(starts)),
         records=[
@@ -209,6 +204,7 @@ def _record(
 ) -> dict[str, object]:
     """Return a line of the CSV; a starting point has scores alone."""
     cost = None if report is None else report.cost
+    names = ("gradients", "seconds", "rounds", "planned_rounds")
     return {
         "kind": kind,
         "label": label,
@@ -216,35 +212,25 @@ def _record(
         **scores.model_dump(include={"loss", "perplexity", "accuracy_top1"}),
         **privacy_record(None if report is None else report.privacy),
         "diverged": None if report is None else report.diverged is not None,
-        **{
-            name: getattr(cost, name, None)
-            for name in ("gradients", "seconds", "rounds", "planned_rounds")
-        },
+        **{name: getattr(cost, name, None) for name in names},
     }
 
 
 def _starts(runs: Sequence[ComparedRun]) -> list[Start]:
-    """Return each starting point once, in order of appearance, with the labels of its runs."""
-    groups: list[tuple[Scores, list[str]]] = []
+    """Return each starting point once, in order of appearance, with the labels of its runs.
+
+    Losses that agree to six digits are of one start: another machine can change the last ones.
+    """
+    groups: dict[object, tuple[Scores, list[str]]] = {}
     for run in runs:
         scores = run.report.utility.initial
-        labels = next((labels for known, labels in groups if _same(scores, known)), None)
-        if labels is None:
-            groups.append((scores, labels := []))
+        _, labels = groups.setdefault((f"{scores.loss:.6g}", scores.tokens), (scores, []))
         labels.append(run.label)
-    of = [f" of {', '.join(labels)}" if len(groups) > 1 else "" for _, labels in groups]
+    several = len(groups) > 1
     return [
-        Start(label=f"starting point{text}", scores=scores)
-        for text, (scores, _) in zip(of, groups, strict=True)
+        Start(label="starting point" + f" of {', '.join(labels)}" * several, scores=scores)
+        for scores, labels in groups.values()
     ]
-
-
-def _same(left: Scores, right: Scores) -> bool:
-    """Equal up to a relative 1e-6, as the same network can differ on another machine."""
-    equal = math.isclose(left.loss, right.loss, rel_tol=1e-6) or (
-        math.isnan(left.loss) and math.isnan(right.loss)
-    )
-    return equal and left.tokens == right.tokens
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -268,7 +254,6 @@ def render_comparison(comparison: Comparison) -> str:
         "comparison.html.jinja",
         comparison=comparison,
         table=comparison_table(comparison),
-        reading_notes=reading_notes(comparison),
         panels=panels,
     )
 

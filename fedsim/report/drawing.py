@@ -66,7 +66,7 @@ def pictures(name: str, chart: Chart) -> dict[str, bytes]:
 def page_svg(panel: Panel) -> str:
     """Return a panel without its title as SVG for a page, in the page's colours.
 
-    A pointer at a point or a cross shows its values. The SVG needs no script and no request.
+    A pointer at a point shows its values. The SVG needs no script and no request.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(Chart([[panel]], ()), PAGE_WIDTH, in_page=True)
@@ -85,21 +85,21 @@ def page_svg(panel: Panel) -> str:
 
 
 def _tips(axes: Axes, panel: Panel, height: float) -> Iterator[str]:
-    """Yield an invisible dot with a tooltip over each point and cross."""
-    shown = [(one.name, point) for one in panel.series for point in one.points]
-    shown += [(one.text, Point(one.at, one.value, tip=one.tip)) for one in panel.crosses]
-    for name, point in shown:
-        at = (point.value, point.at) if panel.rows else (point.at, point.value)
-        x, y = axes.transData.transform(at)
-        if math.isfinite(x) and math.isfinite(y):
-            tip = html.escape(point.tip or _tip(name, point, panel))
-            circle = f'<circle class="tip" cx="{x:.1f}" cy="{height - y:.1f}" r="4">'
-            yield f"{circle}<title>{tip}</title></circle>"
+    """Yield an invisible dot with a tooltip over each point inside the axes."""
+    for series in panel.series:
+        for point in series.points:
+            at = (point.value, point.at) if panel.rows else (point.at, point.value)
+            x, y = axes.transData.transform(at)
+            if axes.bbox.padded(1).contains(x, y):
+                tip = html.escape(_tip(series.name, point, panel))
+                circle = f'<circle class="tip" cx="{x:.1f}" cy="{height - y:.1f}" r="4">'
+                yield f"{circle}<title>{tip}</title></circle>"
 
 
 def _tip(name: str, point: Point, panel: Panel) -> str:
-    lines = [name, f"{panel.x.label}: {point.at:.6g}"] if not panel.rows else [name]
-    lines.append(f"{panel.y.label or panel.title}: {point.value:.4g}")
+    lines = [name, f"{panel.y.label or panel.title}: {point.value:.4g}"]
+    if not panel.rows:
+        lines.insert(1, f"{panel.x.label}: {point.at:.6g}")
     if math.isfinite(point.low) and math.isfinite(point.high) and not panel.rows:
         lines.append(f"interval: {point.low:.4g} to {point.high:.4g}")
     return "\n".join(lines)
@@ -177,20 +177,13 @@ def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
             axes.text(*at, shorten(name, 60), transform=over, fontsize=7.5, color=INK, va="center")
     else:
         _scale(axes, panel.y, across=False)
-    for cross in panel.crosses:
-        x, y = (cross.value, cross.at) if panel.rows else (cross.at, cross.value)
-        axes.plot(x, y, "x", color=cross.colour, markersize=4, clip_on=False)
-        left = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0] > 0.5
-        style: dict[str, Any] = {"color": cross.colour, "fontsize": 6, **_BESIDE}
-        at, side = (-5 if left else 5, 0), "right" if left else "left"
-        axes.annotate(cross.text, (x, y), at, ha=side, **style)
 
 
 def _draw_series(axes: Axes, series: Series) -> None:
     if not series.points:
         return
     colour = series.colour
-    ats, values, low, high, _ = zip(*series.points, strict=True)
+    ats, values, low, high = zip(*series.points, strict=True)
     axes.plot(ats, values, color=colour, linewidth=series.width, linestyle=series.dash)
     if series.band:
         axes.fill_between(ats, low, high, color=colour, alpha=0.16, linewidth=0)
@@ -200,7 +193,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
 
 
 def _draw_row(axes: Axes, series: Series) -> None:
-    for at, value, low, high, _ in series.points:
+    for at, value, low, high in series.points:
         axes.hlines(at, low, high, color=series.colour, linewidth=2.0)
         axes.plot(value, at, "o", color=series.colour, markersize=4.5)
 

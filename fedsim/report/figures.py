@@ -1,4 +1,4 @@
-"""Figures as plain values: panels with series, levels and crosses. `drawing.py` draws them."""
+"""Figures as plain values: panels with series and levels. `drawing.py` draws them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ COLUMNS = 3  # of panels in a picture
 class Point(NamedTuple):
     """A value at its place; NaN is a gap in a line.
 
-    `low` and `high` are the ends of its interval. `tip` is shown beside a pointer; by default it
-    is the name of the series with the numbers.
+    `low` and `high` are the ends of its interval.
     """
 
     at: float
     value: float
     low: float = math.nan
     high: float = math.nan
-    tip: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,6 @@ class Level(NamedTuple):
     text: str
 
 
-class Cross(NamedTuple):
-    """A result that could not be drawn: a cross with a text beside it."""
-
-    at: float
-    value: float
-    text: str
-    colour: str
-    tip: str = ""
-
-
 @dataclass(frozen=True)
 class Axis:
     """An axis. Without limits they follow from the data; `from_zero` begins it at zero."""
@@ -92,7 +80,6 @@ class Panel:
         x: along which points have their place.
         y: of the values.
         levels: such as the loss of the starting point.
-        crosses: what failed, diverged or lies outside.
         rows: names of rows from the top. The panel then lies on its side: values are along x, and
             `at` is the number of a row.
     """
@@ -104,7 +91,6 @@ class Panel:
     x: Axis = Axis("round", from_zero=True)
     y: Axis = Axis()
     levels: Sequence[Level] = ()
-    crosses: Sequence[Cross] = ()
     rows: Sequence[str] = ()
 
 

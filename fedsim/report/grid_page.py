@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from fedsim.report.figures import (
     UNCOVERED,
     Axis,
     Chart,
-    Cross,
     Level,
     Panel,
     Point,
@@ -25,21 +24,14 @@ from fedsim.report.grid_result import (
     grid_table,
     interval_note,
     seed_counts,
-    stopped_texts,
     terms,
 )
 from fedsim.report.html import render_page
 from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
-from fedsim.report.tables import UTILITY_NOTE
-from fedsim.report.wording import (
-    epsilon_cell,
-    guarantee_text,
-    privacy_facts,
-)
+from fedsim.report.wording import epsilon_cell, guarantee_text
 
 LOSS = "held-out loss, nats a token"
-CROSS_ROW = 0.075  # of the height, for a cross and its text
 
 Over = Literal["epsilon", "budget"]
 # Labels of the setting in a grid: the last part of its key, or all of it if two end alike.
@@ -51,12 +43,11 @@ TITLES: dict[Over, tuple[str, str]] = {
 
 
 class Promise(NamedTuple):
-    """The promise of lines of one config and the same terms, and the facts that they share."""
+    """The promise of lines of one config and the same terms."""
 
     label: str
     headline: str
     privacy: Privacy
-    facts: list[tuple[str, str]]
 
 
 def render_grid(result: GridResult) -> str:
@@ -66,21 +57,13 @@ def render_grid(result: GridResult) -> str:
         result=result,
         promises=promises(result),
         table=grid_table(result),
-        terms=terms(result.lines),
-        notes=(interval_note(result.lines), UTILITY_NOTE, *stopped_texts(result)),
         groups=grid_panels(result),
-        uncovered=UNCOVERED,
-        runs=[run for line in result.lines for run in runs(line)],
-        failures=[reason for line in result.lines for reason in line.failures],
     )
 
 
 def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
-    lost = {
-        "runs stopped early; no mean has them": sum(len(line.stopped) for line in result.lines),
-        "runs failed": sum(len(line.failures) for line in result.lines),
-    }
+    lost = [(line.name, seed_counts(line)[1:]) for line in result.lines]
     return Chart(
         [row for _, panels in grid_panels(result) for row in in_rows(panels)],
         [
@@ -88,7 +71,7 @@ def grid_chart(result: GridResult) -> Chart:
             interval_note(result.lines),
             UNCOVERED,
             *([] if result.tuning is None else [result.tuning.statement]),
-            *(f"{count} {what}." for what, count in lost.items() if count),
+            *(f"{name}: {', '.join(counts)}; no mean has them." for name, counts in lost if counts),
             *result.notes,
         ],
     )
@@ -99,29 +82,15 @@ def promises(result: GridResult) -> list[Promise]:
     found = []
     for label, lines in alike(result.lines):
         kept = [line.privacy for line in lines if line.privacy is not None]
-        facts = [fact for fact in privacy_facts(kept[0]) if _common(fact, kept)]
         epsilons = sorted({privacy.epsilon for privacy in kept if privacy.epsilon is not None})
-        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0], facts))
+        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0]))
     return found
-
-
-def _common(fact: tuple[str, str], promised: Sequence[Privacy]) -> bool:
-    return all(fact in privacy_facts(privacy) for privacy in promised)
-
-
-def runs(line: CellResult) -> list[tuple[str, str]]:
-    """Return every run of a line and its loss, then the failures."""
-    ended = [
-        (f"{line.name},seed={seed}", f"{loss:.4f}" if math.isfinite(loss) else "diverged")
-        for seed, loss in zip(line.seeds, line.losses, strict=True)
-    ]
-    return [*ended, *((line.name, f"failed: {reason}") for reason in line.failures)]
 
 
 def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
     """Return titled panels over ε and over budgets, of those that vary, else a row a line.
 
-    A result that failed, diverged or lies far above the start is a cross that says so.
+    A line without a finite loss is in the table alone, and so is a loss far above the start.
     """
     groups = [
         (title, _panels(result.lines, over))
@@ -147,12 +116,6 @@ def _requested(line: CellResult, over: Over) -> float | None:
     return value if 0 < value < math.inf else None
 
 
-def _place(line: CellResult, over: Over) -> float | None:
-    """Return the ε or budget that was reached, or the requested one where nothing ran."""
-    reached = line.epsilon if over == "epsilon" else line.budget
-    return reached if reached and is_finite(reached) else _requested(line, over)
-
-
 def _curve_label(line: CellResult) -> str:
     """Return the config's name with the settings that are neither ε nor budget."""
     axes = {label for labels in LABELS.values() for label in labels}
@@ -163,90 +126,63 @@ def _curve_label(line: CellResult) -> str:
 def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     """Return a panel for each value of the other setting (Charles et al. 2024, §5).
 
-    Every line is in a panel, also a failed one. A line to which the grid gave no such value is in
-    all of them.
+    A line to which the grid gave no such value is in all of them. A line is at the ε or budget
+    that it reached; without a guarantee it goes all across a panel over ε.
     """
     other: Over = "budget" if over == "epsilon" else "epsilon"
-    values: list[float | None] = [*_values(lines, other)] or [None]
-    parts = [
-        (held, [line for line in lines if held is None or _requested(line, other) in (held, None)])
-        for held in values
-    ]
     ticks, (title, label) = _values(lines, over), TITLES[over]
-    at = {line.name: _place(line, over) or ticks[0] for line in lines}
-    low, high = min(*at.values(), *ticks), max(*at.values(), *ticks)
-    room = (high / low) ** 0.07
-    limits, span = (low / room, high * room), _loss_limits(lines)
-    across = (limits[0], *ticks, limits[1]) if over == "epsilon" else ()
-    # Room above the losses for the name of the start and the crosses of any panel.
-    problems = max(sum(bool(_problem(line, span)) for line in inside) for _, inside in parts)
-    top = span[0] + (span[1] - span[0]) / max(1 - CROSS_ROW * (1 + problems), 0.4)
+    at = {}
+    for line in lines:
+        reached = line.epsilon if over == "epsilon" else line.budget
+        at[line.name] = reached if reached and is_finite(reached) else _requested(line, over)
+    places = [*ticks, *filter(None, at.values())]
+    room = (max(places) / min(places)) ** 0.07
+    limits = (min(places) / room, max(places) * room)
     curves = list(dict.fromkeys(map(_curve_label, lines)))
     heading = "ε = {:g}" if over == "budget" else "{:g} gradients a round"
-    return [
-        Panel(
-            f"{over}-{number}",
-            title if held is None else heading.format(held),
-            _caption(inside, lines),
-            [
-                _series(name, index, drawn, at, across)
-                for index, name in enumerate(curves)
-                if (drawn := [o for o in inside if _curve_label(o) == name and _visible(o, span)])
-            ],
-            x=Axis(label, log=True, limits=limits, ticks=ticks),
-            y=Axis(LOSS, limits=(span[0], top)),
-            levels=_starts(inside),
-            crosses=[
-                Cross(
-                    at[line.name],
-                    top - (top - span[0]) * CROSS_ROW * (row + 0.5),
-                    f"{shorten(_curve_label(line), 24)}: {_problem(line, span)}",
-                    colour(curves.index(_curve_label(line))),
-                    _tip(line),
-                )
-                for row, line in enumerate(o for o in inside if _problem(o, span))
-            ],
+    panels = []
+    for number, held in enumerate(_values(lines, other) or [None]):
+        inside = [line for line in lines if held is None or _requested(line, other) in (held, None)]
+        series = []
+        for index, name in enumerate(curves):
+            drawn = [line for line in inside if line.loss and _curve_label(line) == name]
+            level = over == "epsilon" and bool(drawn) and drawn[0].epsilon is None
+            points = [_point(at[line.name] or ticks[0], line) for line in drawn]
+            if level:
+                points = [points[0]._replace(at=place) for place in limits]
+            style = {"marks": not level, "band": True}
+            series.append(
+                Series(shorten(name, 44), sorted(points), colour(index), dash(index), **style)
+            )
+        panels.append(
+            Panel(
+                f"{over}-{number}",
+                title if held is None else heading.format(held),
+                _caption(inside),
+                [one for one in series if one.points],
+                x=Axis(label, log=True, limits=limits, ticks=ticks),
+                y=Axis(LOSS, limits=_loss_limits(lines)),
+                levels=_starts(inside),
+            )
         )
-        for number, (held, inside) in enumerate(parts)
-    ]
-
-
-def _series(
-    name: str,
-    index: int,
-    lines: Sequence[CellResult],
-    at: Mapping[str, float],
-    across: Sequence[float],
-) -> Series:
-    """Return the curve of some lines; over ε, a line without a guarantee goes all across."""
-    points = sorted(_point(at[line.name], line) for line in lines)
-    level = bool(across) and lines[0].epsilon is None
-    if level:
-        points = [points[0]._replace(at=place) for place in across]
-    hue = colour(index)
-    return Series(shorten(name, 44), points, hue, dash(index), marks=not level, band=True)
+    return panels
 
 
 def _rows(lines: Sequence[CellResult]) -> Panel:
-    span = _loss_limits(lines)
     return Panel(
         "lines",
         "Held-out loss",
-        _caption(lines, lines),
+        _caption(lines),
         [
             Series(shorten(line.name, 44), [_point(row, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
-            if _visible(line, span)
+            if line.loss
         ],
-        x=Axis(LOSS, limits=span),
+        x=Axis(LOSS, limits=_loss_limits(lines)),
         levels=_starts(lines),
-        crosses=[
-            Cross(row, span[1], text, colour(row), _tip(line))
-            for row, line in enumerate(lines)
-            if (text := _problem(line, span))
-        ],
         rows=[
-            shorten(line.name, 40) + ("" if line.epsilon is None else f", {_epsilon(line)}")
+            shorten(line.name, 40)
+            + ("" if line.epsilon is None else f", ε = {epsilon_cell(line.privacy)}")
             for line in lines
         ],
     )
@@ -254,45 +190,7 @@ def _rows(lines: Sequence[CellResult]) -> Panel:
 
 def _point(at: float, line: CellResult) -> Point:
     loss = line.loss
-    return Point(at, loss.mean, loss.low, loss.high, _tip(line)) if loss else Point(at, math.nan)
-
-
-def _visible(line: CellResult, span: tuple[float, float]) -> bool:
-    return line.loss is not None and span[0] <= line.loss.mean <= span[1]
-
-
-def _problem(line: CellResult, span: tuple[float, float]) -> str:
-    """Return the text of a line's cross: what failed, diverged, or is off the scale."""
-    total = len(line.losses) + len(line.failures)
-    parts = []
-    if line.failures:
-        parts.append(f"{len(line.failures)} of {total} failed")
-    if line.num_diverged:
-        parts.append(f"{line.num_diverged} of {total} diverged")
-    if line.loss is not None and not _visible(line, span):
-        parts.append(f"loss {line.loss.mean:.4g}")
-    return ", ".join(parts)
-
-
-def _tip(line: CellResult) -> str:
-    """Return all that a point stands for: the loss, and its ε with its terms."""
-    parts = [shorten(line.name, 70)]
-    if line.loss is not None:
-        parts.append(f"held-out loss {line.loss.mean:.4f}")
-        if line.num_averaged > 1:
-            parts.append(f"95 % interval {line.loss.low:.4f} to {line.loss.high:.4f}")
-    seeds, *others = seed_counts(line)
-    parts += [f"{seeds} seeds", *others]
-    parts += [shorten(f"failed: {reason}", 90) for reason in line.failures]
-    if line.budget is not None:
-        parts.append(f"{line.budget:,.1f} expected gradients a round")
-    if line.epsilon is not None:
-        parts.append(_epsilon(line))
-    return "\n".join([*parts, *filter(None, line.terms.split("; "))])
-
-
-def _epsilon(line: CellResult) -> str:
-    return f"ε = {epsilon_cell(line.privacy)}"
+    return Point(at, loss.mean, loss.low, loss.high) if loss else Point(at, math.nan)
 
 
 def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
@@ -300,18 +198,15 @@ def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
 
     A loss that blew up does not flatten the others. Without any finite loss, 0 to 1.
     """
-    lines = list(lines)
     means = [line.loss.mean for line in lines if line.loss and is_finite(line.loss.mean)]
     starts = [line.start for line in lines if line.start is not None and is_finite(line.start)]
     if not means:
         return (0.0, 1.25 * max(starts)) if starts else (0.0, 1.0)
-    level = max(starts or means)
-    room = max(level - min(means), 0.02 * abs(level), 1e-6)
-    highest, lowest = level + room, min(means) - room
-    ends = [end for line in lines if line.loss for end in (line.loss.low, line.loss.high)]
-    shown = [min(max(end, lowest), highest) for end in (*means, *starts, *ends)]
-    pad = 0.06 * (max(shown) - min(shown))
-    return min(shown) - pad, max(shown) + pad
+    best, start = min(means), max(starts or means)
+    gain = max(start - best, 0.02 * abs(start), 1e-6)
+    worst = min(max(*means, start), start + gain)
+    room = 0.15 * max(worst - best, gain)
+    return best - room, worst + room
 
 
 def _starts(lines: Iterable[CellResult]) -> list[Level]:
@@ -320,7 +215,5 @@ def _starts(lines: Iterable[CellResult]) -> list[Level]:
     return start_levels({f"{start:.6g}": start for start in starts}.values())
 
 
-def _caption(shown: Iterable[CellResult], lines: Sequence[CellResult]) -> str:
-    names = {line.name for line in shown}
-    groups = [(label, of) for label, of in alike(lines) if any(one.name in names for one in of)]
-    return " ".join([*(f"{label}: {of[0].terms}." for label, of in groups), UNCOVERED])
+def _caption(lines: Sequence[CellResult]) -> str:
+    return " ".join([*(f"{text}." for text in terms(lines)), UNCOVERED])

@@ -257,14 +257,9 @@ def captions(result: GridResult) -> list[str]:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
         failed = f"{tuning.failures} of them failed: that is at least what they took. "
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
-    lines += stopped_texts(result)
+    lines += [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
     lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
     return [*lines, *result.notes]
-
-
-def stopped_texts(result: GridResult) -> list[str]:
-    """Return a sentence for each run that ended before its last round."""
-    return [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
 
 
 def grid_table(result: GridResult) -> Table:
@@ -294,21 +289,20 @@ def records(result: GridResult) -> list[dict[str, object]]:
 
 
 def _record(line: CellResult) -> dict[str, object]:
-    plain = {"budget", "rounds", "start", "num_averaged", "num_halted", "num_diverged", "seconds"}
+    kept = {"privacy", "settings", "chosen", "loss", "accuracy", "stopped", "seeds"}
     record: dict[str, object] = {
-        **line.model_dump(include={"name", "source", "strategy"}),
+        **line.model_dump(exclude=kept),
         **privacy_record(line.privacy),
-        **line.model_dump(include=plain),
         "terms": line.terms,
         "num_failed": len(line.failures),
         "num_stopped": len(line.stopped),
         "num_seeds": len(line.losses),
+        "seeds": " ".join(map(str, line.seeds)),
+        "losses": " ".join(f"{loss:.17g}" for loss in line.losses),
+        "failures": "; ".join(line.failures),
     }
     for name, value in (("loss", line.loss), ("accuracy_top1", line.accuracy)):
         record |= {f"{name}_{part}": getattr(value, part, None) for part in ("mean", "low", "high")}
-    record["seeds"] = " ".join(map(str, line.seeds))
-    record["losses"] = " ".join(f"{loss:.17g}" for loss in line.losses)
-    record["failures"] = "; ".join(line.failures)
     record |= {f"set.{key}": value for key, value in line.settings.items()}
     return record | {f"chosen.{key}": value for key, value in line.chosen.items()}
 

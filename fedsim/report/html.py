@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -34,7 +35,7 @@ from fedsim.report.wording import decimal_text, terms_text
 from fedsim.utils.files import write_atomically
 
 HTML_FILE = "report.html"
-MOST = 200  # lines with scores in a page, and as many others
+MOST = 200  # points of a curve in a page
 
 
 def write_reports(run_dir: Path, report: RunReport) -> None:
@@ -47,29 +48,19 @@ def write_reports(run_dir: Path, report: RunReport) -> None:
     save_report(run_dir, report)
 
 
-def shown(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return at most `MOST` lines with scores and `MOST` others, evenly, with first and last."""
-    scored = [line for line in metrics if line.held_out is not None]
-    others = [line for line in metrics if line.held_out is None]
-    return sorted([*_evenly(scored), *_evenly(others)], key=lambda line: line.round)
-
-
-def _evenly(lines: list[RoundMetrics]) -> list[RoundMetrics]:
-    if len(lines) <= MOST:
-        return lines
-    return [lines[number * (len(lines) - 1) // (MOST - 1)] for number in range(MOST)]
+def _evenly(points: list[Any]) -> list[Any]:
+    """Return at most `MOST` of the points, evenly, with the first and the last."""
+    if len(points) <= MOST:
+        return points
+    return [points[number * (len(points) - 1) // (MOST - 1)] for number in range(MOST)]
 
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
     """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
-    some = shown(metrics)
     return render_page(
         "run.html.jinja",
         report=report,
-        panels=run_panels(some, report.utility.initial, report.privacy),
-        scored=[line for line in some if line.held_out is not None],
-        num_scored=sum(line.held_out is not None for line in metrics),
-        num_left_out=len(metrics) - len(some),
+        panels=run_panels(metrics, report.utility.initial, report.privacy),
         non_finite=sum(line.non_finite or 0 for line in metrics),
     )
 
@@ -83,10 +74,10 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
         privacy: the promise; its terms stand below the plot of ε. Without a guarantee there is
             no such plot: an ε on the way to none means nothing.
     """
-    scored = [(line.round, line.held_out) for line in metrics if line.held_out is not None]
-    trained = [(line.round, line.train_loss) for line in metrics if line.train_loss is not None]
-    epsilons = [(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)]
-    cohorts = [(line.round, line.units) for line in metrics if line.units is not None]
+    scored = _evenly([(line.round, line.held_out) for line in metrics if line.held_out])
+    trained = _evenly([(line.round, line.train_loss) for line in metrics if line.train_loss])
+    epsilons = _evenly([(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)])
+    cohorts = _evenly([(line.round, line.units) for line in metrics if line.units is not None])
     losses = curve("held-out loss", [(at, scores.loss) for at, scores in scored], colour(0))
     training = [curve("cohort's training loss", trained, width=0.7)] if trained else []
     shares = [(at, 100 * scores.accuracy_top1) for at, scores in scored]

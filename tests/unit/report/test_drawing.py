@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedsim.report.comparison import compare, comparison_chart
 from fedsim.report.drawing import FORMS, draw, page_svg, pictures
-from fedsim.report.figures import Axis, Chart, Cross, Level, Panel, Point, Series, curve, in_rows
+from fedsim.report.figures import Axis, Chart, Level, Panel, Point, Series, curve, in_rows
 from fedsim.report.grid_page import grid_chart
 from fedsim.report.style import shorten
 from tests.unit.report.grid_samples import grid
@@ -37,24 +37,25 @@ def panel(*points: Point, **changes: object) -> Panel:
 
 
 def test_every_finite_value_has_a_tooltip_at_its_place() -> None:
-    points = [Point(0, 1.0), Point(1, math.nan), Point(2, 3.0, 2.5, 3.5), Point(4, 5.0, tip=NAME)]
-    (x0, y0, first), (x2, y2, second), (x4, y4, last) = tips(page_svg(panel(*points)))
-    assert first == "a\nround: 0\ntitle: 1"
-    assert second == "a\nround: 2\ntitle: 3\ninterval: 2.5 to 3.5"
-    assert last == NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    points = [Point(0, 1.0), Point(1, math.nan), Point(2, 3.0, 2.5, 3.5), Point(4, 5.0)]
+    named = Series(NAME, points, marks=True, band=True)
+    (x0, y0, first), (x2, y2, second), (x4, y4, _) = tips(page_svg(panel(series=[named])))
+    name = NAME.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert first == f"{name}\nround: 0\ntitle: 1"
+    assert second == f"{name}\nround: 2\ntitle: 3\ninterval: 2.5 to 3.5"
     assert x2 - x0 == pytest.approx(x4 - x2, abs=0.2)
     assert y0 - y2 == pytest.approx(y2 - y4, abs=0.2)  # up in a plot is less in SVG
 
 
-def test_logarithmic_axes_rows_levels_and_crosses() -> None:
+def test_logarithmic_axes_rows_and_levels() -> None:
     log = Axis("n", log=True, limits=(1, 100), ticks=(1, 10, 100))
     points = [Point(1, 1.0), Point(10, 2.0), Point(100, 3.0)]
-    cross = Cross(10, 2.5, "els: failed", "#123456", "all of it")
-    svg = page_svg(panel(*points, x=log, levels=[Level(2.2, "start")], crosses=[cross]))
-    (left, *_), (middle, *_), (right, *_), crossed = tips(svg)
-    assert [middle, crossed[0]] == pytest.approx([(left + right) / 2] * 2, abs=0.2)
-    assert crossed[2] == "all of it"
-    assert ">els: failed</text>" in svg and ">start</text>" in svg
+    svg = page_svg(panel(*points, x=log, levels=[Level(2.2, "start")]))
+    (left, *_), (middle, *_), (right, *_) = tips(svg)
+    assert middle == pytest.approx((left + right) / 2, abs=0.2)
+    assert ">start</text>" in svg
+    cut = panel(*points, x=log, y=Axis(limits=(0, 2.5)))
+    assert len(tips(page_svg(cut))) == 2  # the third point is above the axes
     (low, top, _), (high, bottom, _) = tips(
         page_svg(panel(*points[:1], Point(1, 9.0), rows=[NAME]))
     )

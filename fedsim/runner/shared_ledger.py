@@ -86,8 +86,8 @@ def read_shared(path: Path) -> SharedLedger:
                 "a name that is not there yet"
             )
         relation, ledger = Relation(data["relation"]), Ledger.from_json(data["ledger"])
-        numbers = (float(data[key]) for key in ("epsilon", "delta"))
-        return SharedLedger(*numbers, relation, float(data["order"]), ledger)
+        epsilon, delta, order = (float(data[key]) for key in ("epsilon", "delta", "order"))
+        return SharedLedger(epsilon, delta, relation, order, ledger)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"shared ledger {path}: cannot be read: {error}") from None
 

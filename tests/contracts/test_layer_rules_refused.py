@@ -236,9 +236,9 @@ def test_no_users_text_decides_whether_the_rules_hold(
     """The rules are verified on made-up units: the engine's margins must not move with a user."""
     tried: list[list[torch.Tensor]] = []
 
-    def noted(*arguments: Any) -> int:  # noqa: ANN401
+    def noted(*arguments: Any) -> None:  # noqa: ANN401
         tried[-1].extend(unit.tokens for unit in arguments[3])
-        return _check(*arguments)
+        _check(*arguments)
 
     monkeypatch.setattr("fedsim.clients.engines.per_example.verification._check", noted)
     network = Base()

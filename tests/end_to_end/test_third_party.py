@@ -113,7 +113,7 @@ def test_parts_model_and_tracker_make_a_run(finished: Path) -> None:
     # is the plan's, with the tolerance for rounding.
     assert 1.0 < (privacy.noise_stddev or 0.0) / (2.0 * 0.5 / 7.5) < 1.005
     rates = (0.0625, 0.125, 0.1875, 0.25)
-    by_hand = dp_accounting.rdp.RdpAccountant([1.5 + 0.5 * number for number in range(60)])
+    by_hand = dp_accounting.rdp.RdpAccountant(range(2, 62))
     for rate in rates:
         gaussian = dp_accounting.GaussianDpEvent(2.0)
         by_hand.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))

@@ -171,7 +171,7 @@ class OrdersConfig(PrivacyConfig):
 
 @dataclass(frozen=True)
 class Orders(Accountant):
-    """The Rényi accountant of dp_accounting, at orders 1.5, 2, 2.5, …; it holds at each of them."""
+    """The Rényi accountant of dp_accounting, at orders 2, 3, 4, …; it holds at each of them."""
 
     num_orders: int = 100
     options: ClassVar[type[PrivacyConfig]] = OrdersConfig
@@ -195,7 +195,7 @@ class Orders(Accountant):
         return float(self._composed(costs).get_delta(epsilon))
 
     def _composed(self, costs: Sequence[tuple[RoundCost, int]]) -> dp_accounting.rdp.RdpAccountant:
-        orders = [1.5 + 0.5 * number for number in range(self.num_orders)]
+        orders = range(2, 2 + self.num_orders)
         accountant = dp_accounting.rdp.RdpAccountant(orders)
         for cost, rounds in costs:
             accountant.compose(cost.composed(rounds))

@@ -43,7 +43,8 @@ $(VENV)-oldest/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 torture: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.robustness
+	FEDSIM_TEST_KILLS=50 $(BIN)/python -m pytest tests/robustness
+	$(BIN)/python -m tests.robustness.architectures
 
 # mkdocs 1.6 is pinned; the note about its successor would hide what there is to read.
 docs: $(VENV)/.installed-docs

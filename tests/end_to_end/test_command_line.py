@@ -26,7 +26,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.server_optimizer import ServerOptimizer
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
-from tests.robustness.kills.child import ended, start
+from tests.helpers.processes import ended, start
 
 
 @pytest.fixture(scope="module")

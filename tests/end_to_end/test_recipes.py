@@ -11,7 +11,7 @@ import tomli_w
 from fedsim.data.config import recipe_names
 from fedsim.report.schema import load_report
 from tests.helpers.commands import fedsim, fedsim_ok
-from tests.robustness.dirty.tiny_world import LONGEST, write_model
+from tests.helpers.tiny_world import LONGEST, write_model
 from tests.unit.preparation.recipe_samples import SAME_AS, on_sample
 
 # Users of the prepared sample, and texts of them, counted by hand in

@@ -10,7 +10,7 @@ from fedsim.config import Config
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
-from tests.robustness.dirty.tiny_world import LONGEST, write_model
+from tests.helpers.tiny_world import LONGEST, write_model
 
 
 def light_config(source: Path, **sections: dict[str, Any]) -> Config:

@@ -1,11 +1,12 @@
-"""Peers' privacy bugs, one by one: each protection against them is taken away, and tests must fail.
+"""Protections against known privacy bugs, taken away one by one: tests must fail without them.
 
-`tests/mutation/pitfalls.toml` has them: what went wrong, where it was seen, and for each protection
-a piece of the code, what stands in its place without the protection, and the tests that fail then.
+`pitfalls.toml` lists the bugs and, for each one, undos: product code that occurs once, the code
+without the protection, and the tests that fail then.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -13,27 +14,37 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.mutation.forked import OPTIONS, ROOT, in_a_child, scratch
 
-_COPIED = ("fedsim", "strategies", "clients", "experiments", "tests", "docs", "pyproject.toml")
+PRODUCT = ("fedsim", "strategies", "clients")
+_COPIED = (*PRODUCT, "experiments", "tests", "docs", "pyproject.toml")
 _SECONDS = 3600.0
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
+_HEAD = """# Privacy bugs in other projects, and the tests that would fail here
+
+`python -m tests.mutation pitfalls` removes one protection after another, in a copy of the tree, and
+checks that the tests named here fail. `pitfalls.toml` names the code of each protection. This table
+is written by `python -m tests.mutation table`. `mutmut run` changes the files that the guarantee
+rests on (`[tool.mutmut]` in `pyproject.toml`); `mutmut results` lists changes that no test noticed.
+
+| what went wrong elsewhere | seen in | test here |
+|---|---|---|
+"""
 
 
 @dataclass(frozen=True)
 class Undo:
-    """A protection and how to take it away.
+    """How to take a protection away.
 
     Attributes:
-        file: path in the repository.
-        old: text that occurs in it exactly once.
-        new: what stands there without the protection.
-        tests: ids of the tests that must fail then, all of them.
+        old: text that occurs exactly once in the product.
+        new: the text without the protection.
+        tests: names of the tests that must fail then, all of them.
     """
 
-    file: str
     old: str
     new: str
     tests: tuple[str, ...]
@@ -41,95 +52,97 @@ class Undo:
 
 @dataclass(frozen=True)
 class Pitfall:
-    """A bug that shipped elsewhere.
-
-    Attributes:
-        name: what went wrong.
-        seen_in: where, such as "opacus#571".
-        said: what the table says before the tests, in Markdown; may be empty.
-        undos: the protections here.
-    """
+    """A bug that shipped elsewhere: its description, where it was seen, the undos."""
 
     name: str
     seen_in: tuple[str, ...]
-    said: str
     undos: tuple[Undo, ...]
 
-    def row(self) -> str:
-        """Return its row of the table in `docs/privacy.md`."""
-        ids = [test for undo in self.undos for test in undo.tests]
-        names = dict.fromkeys(f"`{test.rpartition('::')[2]}`" for test in ids)
-        cell = "; ".join(filter(None, [self.said, ", ".join(names)]))
-        return f"| {self.name} | {', '.join(self.seen_in) or '–'} | {cell} |"
 
-
-def read(path: Path = ROOT / "tests" / "mutation" / "pitfalls.toml") -> list[Pitfall]:
-    """Return the pitfalls of a file."""
-    raw = tomllib.loads(path.read_text(encoding="utf-8"))
+def read() -> list[Pitfall]:
+    """Return the pitfalls of the list."""
+    path = ROOT / "tests" / "mutation" / "pitfalls.toml"
     return [
         Pitfall(
-            name=item["name"],
-            seen_in=tuple(item.get("seen_in", ())),
-            said=item.get("said", ""),
-            undos=tuple(
-                Undo(undo["file"], undo["old"], undo["new"], tuple(undo["tests"]))
-                for undo in item["undo"]
-            ),
+            item["name"],
+            tuple(item.get("seen_in", ())),
+            tuple(Undo(old, new, tuple(tests)) for old, new, *tests in item["undo"]),
         )
-        for item in raw["pitfall"]
+        for item in tomllib.loads(path.read_text(encoding="utf-8"))["pitfall"]
     ]
 
 
 def table(pitfalls: Sequence[Pitfall]) -> str:
-    """Return the table of `docs/privacy.md`."""
-    head = "| what went wrong elsewhere | seen in | test here |\n|---|---|---|\n"
-    return head + "".join(f"{pitfall.row()}\n" for pitfall in pitfalls)
+    """Return the text of `tests/mutation/README.md`."""
+    rows = []
+    for pitfall in pitfalls:
+        names = dict.fromkeys(f"`{test}`" for undo in pitfall.undos for test in undo.tests)
+        rows.append(
+            f"| {pitfall.name} | {', '.join(pitfall.seen_in) or '–'} | {', '.join(names)} |"
+        )
+    return _HEAD + "\n".join(rows) + "\n"
 
 
-def copied(folder: Path) -> Path:
-    """Copy the code and its tests into `folder` and return where they are."""
-    tree = folder / "tree"
-    tree.mkdir()
-    ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.pyc")
-    for name in _COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=ignore, symlinks=True)
-        else:
-            shutil.copy(source, tree / name)
-    return tree
+@cache
+def product(root: Path) -> dict[Path, str]:
+    """Return the texts of the product's files."""
+    files = (path for name in PRODUCT for path in (root / name).rglob("*.py"))
+    own = {path for path in files if not any(part.is_symlink() for part in path.parents)}
+    return {path.relative_to(root): path.read_text(encoding="utf-8") for path in sorted(own)}
+
+
+def place(undo: Undo, root: Path = ROOT) -> Path:
+    """Return the file that holds the protection; a ValueError unless the text occurs once."""
+    found = [path for path, text in product(root).items() for _ in range(text.count(undo.old))]
+    if len(found) != 1:
+        raise ValueError(f"{undo.old!r} occurs {len(found)} times: {[*map(str, found)]}")
+    return found[0]
+
+
+@cache
+def _files_of_tests() -> dict[str, str]:
+    """Map names of tests, `Class::name` for methods, to their files; ids of pytest are unique."""
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+            for part in node.body if isinstance(node, ast.ClassDef) else [node]:
+                if isinstance(part, ast.FunctionDef):
+                    found[prefix + part.name] = str(path.relative_to(ROOT))
+    return found
+
+
+def ids(tests: Sequence[str]) -> list[str]:
+    """Return pytest's ids of tests by name; a KeyError for a name that no test has."""
+    return [f"{_files_of_tests()[name]}::{name}" for name in tests]
+
+
+def all_tests(pitfalls: Sequence[Pitfall]) -> list[str]:
+    """Return the ids of all tests that are named."""
+    return sorted({one for p in pitfalls for undo in p.undos for one in ids(undo.tests)})
 
 
 def survivors(undo: Undo, tree: Path) -> list[str]:
-    """Return the tests that pass without the protection, in a copy that is as it was afterwards.
-
-    Raises:
-        ValueError: the text to replace does not occur exactly once.
-    """
-    path = tree / undo.file
+    """Return the tests that pass without the protection; the tree is restored afterwards."""
+    path = tree / place(undo, tree)
     before = path.read_text(encoding="utf-8")
-    if before.count(undo.old) != 1:
-        raise ValueError(f"{undo.file}: {undo.old!r} occurs {before.count(undo.old)} times")
     _write(path, before.replace(undo.old, undo.new))
     try:
-        failed = _failed(undo.tests, tree)
+        failed = failures(ids(undo.tests), tree)
     finally:
         _write(path, before)
-    return [test for test in undo.tests if test not in failed]
+    return [test for test in ids(undo.tests) if test not in failed]
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as if a second after what it replaces.
-
-    Python takes bytecode for that of a file of the same size and second: that of the undo before.
-    """
+    """Write a file a second younger than before: bytecode is looked up by size and second."""
     second = int(path.stat().st_mtime) + 1
     path.write_text(text, encoding="utf-8")
     os.utime(path, (second, second))
 
 
-def _failed(tests: Sequence[str], tree: Path) -> set[str]:
-    """Run tests of a tree in a process that has imported nothing of ours, or of another tree."""
+def failures(tests: Sequence[str], tree: Path) -> set[str]:
+    """Run tests of a tree in a forked process that has imported nothing of ours."""
 
     def act() -> int:
         import pytest  # noqa: PLC0415  (slow)
@@ -138,7 +151,7 @@ def _failed(tests: Sequence[str], tree: Path) -> set[str]:
         os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-            del sys.modules[name]  # the tests of the tree, not those that this tool lies among
+            del sys.modules[name]  # the tree has tests of its own
         options = ["-q", *OPTIONS, "--tb=no", "-rfE", f"--basetemp={folder / 'tmp'}"]
         return int(pytest.main([*options, *tests]))
 
@@ -150,16 +163,18 @@ def _failed(tests: Sequence[str], tree: Path) -> set[str]:
     return set(_FAILED.findall(output))
 
 
-def chosen_tests(pitfalls: Sequence[Pitfall]) -> list[str]:
-    """Return the ids of all tests that are named."""
-    return sorted({test for pitfall in pitfalls for undo in pitfall.undos for test in undo.tests})
-
-
-def try_all(pitfalls: Sequence[Pitfall], folder: Path) -> Iterator[tuple[Pitfall, Undo, list[str]]]:
-    """Take away one protection after another, and yield what then passed and should not have."""
-    tree = copied(folder)
-    if broken := _failed(chosen_tests(pitfalls), tree):
-        raise RuntimeError(f"with all protections in place these fail: {sorted(broken)}")
-    for pitfall in pitfalls:
-        for undo in pitfall.undos:
-            yield pitfall, undo, survivors(undo, tree)
+def try_all(pitfalls: Sequence[Pitfall]) -> Iterator[tuple[Pitfall, Undo, list[str]]]:
+    """Take away one protection after another, and yield the tests that then passed."""
+    with scratch() as folder:
+        for name in _COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                ignore = shutil.ignore_patterns("__pycache__", "*.png")
+                shutil.copytree(source, folder / name, ignore=ignore, symlinks=True)
+            else:
+                shutil.copy(source, folder / name)
+        if broken := failures(all_tests(pitfalls), folder):
+            raise RuntimeError(f"with all protections in place these fail: {sorted(broken)}")
+        for pitfall in pitfalls:
+            for undo in pitfall.undos:
+                yield pitfall, undo, survivors(undo, folder)

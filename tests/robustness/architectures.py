@@ -1,19 +1,19 @@
 """Every causal architecture of transformers, small and random: which engine takes it, how exactly.
 
-`python -m tests.robustness architectures [NAME]... [--out FILE]`; names are those of `model_type`.
+`python -m tests.robustness.architectures [NAME]...`; names are those of `model_type`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import re
 import resource
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from logging.handlers import MemoryHandler
 from multiprocessing.connection import Connection
@@ -43,7 +43,7 @@ from fedsim.tensors import Tensors, l2_norm, zeros_like
 from fedsim.utils.terminal import quietly
 from tests.contracts.definition import CLIP_MARGIN, plain_mean
 from tests.contracts.layer_samples import GivenUnits, ragged_units
-from tests.robustness.small_networks import LENGTH, WORDS, small_network
+from tests.helpers.small_networks import LENGTH, WORDS, small_network
 
 NAMES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 BOUNDS = {"clipped": CLIP_MARGIN, "definition": 5e-5, "": 1e-5}
@@ -243,21 +243,13 @@ def in_its_own_process(name: str) -> Row:
     return row
 
 
-def sweep(names: Sequence[str], out: Path | None) -> list[Row]:
-    """Try them, but for those that `out` has already; the others are added to it."""
-    lines = out.read_text(encoding="utf-8").splitlines() if out and out.exists() else []
-    rows = {row.name: row for row in (Row(**json.loads(line)) for line in lines)}
-    left = [name for name in names if name not in rows]
+def sweep(names: Sequence[str]) -> list[Row]:
+    """Try architectures by name, each in its own process."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        tasks = [pool.submit(in_its_own_process, name) for name in left]
+        tasks = {pool.submit(in_its_own_process, name): name for name in names}
         for number, task in enumerate(as_completed(tasks), start=1):
-            row = task.result()
-            rows[row.name] = row
-            if out is not None:
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
-            log.info("%d of %d: %s: %s", number, len(left), row.name, "; ".join(_shown(row)))
-    return [rows[name] for name in names]
+            log.info("%d of %d: %s", number, len(names), "; ".join(_shown(task.result())))
+        return [task.result() for task in tasks]
 
 
 def _shown(row: Row) -> tuple[str, str, str]:
@@ -281,3 +273,11 @@ def markdown(rows: Sequence[Row]) -> str:
     for (whole, adapters), names in sorted(groups.items(), key=lambda item: -len(item[1])):
         lines.append(f"| {whole} | {adapters} | {len(names)} | {', '.join(names)} |")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    rows = sweep(sys.argv[1:] or NAMES)
+    sys.stdout.write(markdown(rows) + "\n")
+    sys.exit(any(row.failures for row in rows))

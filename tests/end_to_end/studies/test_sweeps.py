@@ -20,7 +20,7 @@ from fedsim.utils.locks import LOCK
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim
 from tests.helpers.light import write_config
-from tests.robustness.kills.child import start
+from tests.helpers.processes import start
 
 STEM = "uls"
 ROUNDS = 12

@@ -21,7 +21,7 @@ from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
-from tests.robustness.dirty.tiny_world import LONGEST, write_model
+from tests.helpers.tiny_world import LONGEST, write_model
 
 MORE = {  # file to its least number of lines
     "estimate-and-double-text": {"suboptimality.csv": 6},

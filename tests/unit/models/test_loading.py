@@ -29,7 +29,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import load_materials, load_model
 from tests.conftest import write_rows
 from tests.contracts.layer_samples import GivenUnits, opened, ragged_units
-from tests.robustness.small_networks import small_network
+from tests.helpers.small_networks import small_network
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 

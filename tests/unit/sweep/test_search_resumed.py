@@ -17,7 +17,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.search import TRIALS, WINNER, run_search
 from tests.helpers.commands import fedsim, fedsim_ok
-from tests.robustness.kills.child import ended, start
+from tests.helpers.processes import ended, start
 from tests.unit.sweep.test_search import RATES, cells_of, draw, weights, write
 
 

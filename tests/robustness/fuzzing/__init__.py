@@ -1,1 +1,0 @@
-"""Hostile input for every reader of files."""

@@ -1,1 +1,0 @@
-"""Runs that are killed and resumed again and again."""

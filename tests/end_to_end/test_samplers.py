@@ -11,8 +11,6 @@ import pytest
 import fedsim
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
-from fedsim.config import parse_config
-from fedsim.errors import ConfigError
 from fedsim.report.schema import Privacy
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from tests.helpers.light import light_config
@@ -81,81 +79,3 @@ def test_zero_out_and_replace_one(speeches: Path, tmp_path: Path) -> None:
         speeches, tmp_path / "replace", privacy={"noise_multiplier": 1.0, "relation": "replace-one"}
     )
     assert (replace.epsilon or 0) > 1.2 * (plain.epsilon or 9)
-
-
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "els cannot be truncated": (
-        {
-            "strategy": {
-                "name": "els",
-                "cohort_size": None,
-                "batch_size": 6,
-                "sampling": {"kind": "truncated-poisson", "max_cohort_size": 7},
-            }
-        },
-        "strategy.sampling: .*no proved cost",
-    ),
-    "els has no replace-one": (
-        {
-            "strategy": {"name": "els", "cohort_size": None, "batch_size": 6},
-            "privacy": {"relation": "replace-one"},
-        },
-        "'mixture', relation = 'replace-one': .*no proved bound",
-    ),
-    "a fixed size is whole": (
-        {"strategy": {"cohort_size": 6.5, "sampling": {"kind": "fixed-size"}}},
-        "strategy.cohort_size = 6.5: fixed-size sampling needs a whole number",
-    ),
-    "a fixed size insists on the true number": (
-        {"strategy": {"sampling": {"kind": "fixed-size"}}, "privacy": {"declared_num_users": 30}},
-        "population of 30, but there are .* users; declare the true number",
-    ),
-    "a truncated population is an upper bound": (
-        {
-            "strategy": {
-                "cohort_size": 2,
-                "sampling": {"kind": "truncated-poisson", "max_cohort_size": 3},
-            },
-            "privacy": {"declared_num_users": 3},
-        },
-        "population of 3, but there are .* users, more than that",
-    ),
-    "no lemma for the clipped denominator": (
-        {
-            "strategy": {"estimator": {"kind": "clipped", "min_weight": 5.0}},
-            "privacy": {"relation": "replace-one"},
-        },
-        'strategy.estimator.kind = "clipped"',
-    ),
-    "rdp has no replace-one of coins": (
-        {"privacy": {"relation": "replace-one", "accountant": "rdp"}},
-        "'rdp', relation = 'replace-one'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
-def test_what_nobody_proved_is_refused_before_the_folder_is_made(
-    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run(speeches, tmp_path / "run", **sections)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"strategy": {"sampling": {"kind": "truncated-poisson"}}}, "needs max_cohort_size"),
-        ({"strategy": {"sampling": {"max_cohort_size": 3}}}, "only it takes one"),
-        ({"strategy": {"sampling": {"kind": "any"}}}, "strategy.sampling.kind = 'any'"),
-        ({"privacy": {"relation": "add"}}, "privacy.relation = 'add'"),
-        (
-            {"strategy": {"sampling": {"kind": "shuffled"}}, "privacy": {"noise": "secure"}},
-            "the order of a pass must be drawn again",
-        ),
-    ],
-)
-def test_a_config_that_cannot_be(raw: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(raw)

@@ -233,44 +233,8 @@ def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path
     assert [item["num_rounds"] for item in held] == [8]
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "more participations than rounds": (
-        {"strategy": {"sampling": {"kind": "balanced", "participations": 9}}},
-        r"strategy.sampling.participations = 9: give at most rounds = 8",
-    ),
-    "passes of different lengths": (
-        {"strategy": {"sampling": {"kind": "balanced", "participations": 3}}},
-        r"participations = 3: does not divide rounds = 8.* take 6 or 9 rounds",
-    ),
-    "no whole number of rounds a user": (
-        {"strategy": {"cohort_size": 7.0, "sampling": {"kind": "balanced"}}},
-        r"strategy.cohort_size = 7: gives 2.33\d* rounds of 8 .*participations = 2 in place",
-    ),
-    "both": (
-        {"strategy": {"cohort_size": 6.0}},
-        r"cohort_size = 6 with strategy.sampling.participations = 2: .* give one",
-    ),
-    "neither": ({"strategy": {"sampling": {"kind": "balanced"}}}, r"strategy.cohort_size: missing"),
-    "a user of several examples": (
-        {"strategy": {"name": "els", "batch_size": None}},
-        "no proved cost for 2 units per user",
-    ),
-    "another relation": ({"privacy": {"relation": "replace-one"}}, "no proof for replace-one"),
-    "another sampler": (
-        {"strategy": {"cohort_size": 6.0, "sampling": {"kind": "poisson", "participations": 2}}},
-        'only kind = "balanced" has it',
-    ),
-}
 
 
-@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_kept_is_refused_before_the_folder_is_made(
-    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        declared = {"declared_num_users": 24, **sections.pop("privacy", {})}
-        fedsim.run(run_config(speeches, privacy=declared, **sections), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_cohort_size_that_fits_decides_the_passes(speeches: Path) -> None:

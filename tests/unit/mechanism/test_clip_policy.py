@@ -214,23 +214,6 @@ def test_the_policies_of_a_config(speeches: Path, materials: Materials) -> None:
     assert dataclasses.astuple(policy) == pytest.approx((0.5, 0.2, 3.0, 60.0))
 
 
-@pytest.mark.parametrize(
-    ("keys", "privacy", "complaint"),
-    [
-        ({"adaptive": {"count_noise_stddev": 0.5}}, {}, r"adaptive\.count_noise_stddev = 0\.5: "),
-        ({"adaptive": {}}, {"relation": "zero-out-one"}, "adaptive: .*take add-or-remove-one"),
-    ],
-)
-def test_a_count_that_cannot_be_paid_for_is_a_config_error(
-    keys: dict[str, Any],
-    privacy: dict[str, Any],
-    complaint: str,
-    speeches: Path,
-    materials: Materials,
-) -> None:
-    config = small_config(speeches, strategy=clip_config(**keys), privacy=privacy)
-    with pytest.raises(ConfigError, match=rf"strategy\.clip\.{complaint}"):
-        build_plan(config, materials)
 
 
 def test_what_policies_say_of_themselves() -> None:

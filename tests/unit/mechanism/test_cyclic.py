@@ -259,54 +259,5 @@ def test_another_matrix_or_allocation_does_not_go_on(speeches: Path, tmp_path: P
             fedsim.run(run_config(speeches, **sections), folder.path, resume=True)
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "more groups than rounds": (
-        {"strategy": {"sampling": {"kind": "cyclic", "groups": 9}}},
-        r"strategy.sampling.groups = 9: give at most rounds = 8",
-    ),
-    "more than a group": (
-        {"strategy": {"cohort_size": 9.0}},
-        r"cohort_size = 9 with strategy.sampling.groups = 3: a group has 8 of 24 users",
-    ),
-    "cyclic without groups": (
-        {"strategy": {"sampling": {"kind": "cyclic"}}},
-        "strategy.sampling.groups: give a value",
-    ),
-    "more bands than groups": (
-        {"privacy": {"bands": 4}},
-        r"privacy.bands = 4: .* strategy.sampling.groups = 3; give no more bands than groups",
-    ),
-    "bands of another mechanism": (
-        {"privacy": {"mechanism": "blt", "bands": 2}},
-        r"bands = 2 with mechanism = 'blt': only mechanism = 'banded' takes it",
-    ),
-    "coins with buffers": (
-        {"strategy": {"cohort_size": 4.0}, "privacy": {"mechanism": "blt"}},
-        r"privacy.mechanism = 'blt': .* leave strategy.cohort_size out",
-    ),
-    "another sampler": (
-        {"strategy": {"cohort_size": 4.0, "sampling": {"kind": "poisson"}}},
-        r"privacy.mechanism = 'banded': .*'poisson' sampling does not keep; give strategy.sampling",
-    ),
-    "a clip that moves": (
-        {
-            "strategy": {
-                "clip": {"l2_clip_norm": 1.0, "adaptive": {"quantile": 0.5, "learning_rate": 0.2}}
-            }
-        },
-        r"strategy.clip.adaptive with privacy.mechanism = 'banded'",
-    ),
-    "a user of several examples under another relation": (
-        {"strategy": {"name": "els"}, "privacy": {"relation": "replace-one"}},
-        "has no proved bound under replace-one",
-    ),
-}
 
 
-@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_kept_is_refused_before_the_folder_is_made(
-    sections: dict[str, Any], message: str, speeches: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fedsim.run(run_config(speeches, **sections), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

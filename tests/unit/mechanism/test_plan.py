@@ -301,32 +301,5 @@ def test_non_private(
     assert plan.cost.event == dp_accounting.NonPrivateDpEvent()
 
 
-@pytest.mark.parametrize("sizes", [(None, None), (5, 9)], ids=["neither", "both"])
-def test_non_private_takes_exactly_one_size(
-    sizes: tuple[int | None, int | None], speeches: Path, materials: Materials
-) -> None:
-    strategy = {**NON_PRIVATE, "cohort_size": sizes[0], "batch_size": sizes[1]}
-    with pytest.raises(ConfigError, match="exactly one of the two"):
-        build_plan(small_config(speeches, strategy=strategy), materials)
 
 
-@pytest.mark.parametrize(
-    ("sections", "complaint"),
-    [
-        ({"strategy": {"cohort_size": 25}}, "strategy.cohort_size = 25: larger than"),
-        ({"privacy": {"declared_num_users": 5}}, "cohort_size = 6: larger than the population of"),
-        ({"strategy": {**ELS, "batch_size": 500}}, "strategy.batch_size = 500: larger than"),
-        ({"privacy": {"delta": None}}, "privacy.delta: missing"),
-        ({"privacy": {"noise_multiplier": None}}, "privacy: give epsilon"),
-        (
-            {"strategy": {"clip": {"kind": "per-layer", "l2_clip_norms": {"nowhere": 1.0}}}},
-            "strategy.clip.l2_clip_norms: .*'nowhere'",
-        ),
-        ({"strategy": {**ELS, "user_weight_cap": 2}}, "strategy.user_weight_cap: only name"),
-    ],
-)
-def test_a_config_without_a_plan_is_refused(
-    sections: dict[str, Any], complaint: str, speeches: Path, materials: Materials
-) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        build_plan(small_config(speeches, **sections), materials)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from decimal import Decimal
@@ -15,13 +14,12 @@ import pandas
 import pytest
 import torch
 from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fedsim
 from fedsim.accounting.earlier_training import earlier_training
 from fedsim.accounting.promise import verify
-from fedsim.config import Config, parse_config
+from fedsim.config import Config
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from fedsim.report.schema import load_metrics
@@ -81,31 +79,6 @@ def test_what_is_public_is_listed_and_a_comparison_takes_names(
         fedsim.compare([finished.path], finished.path)
 
 
-@pytest.mark.parametrize("ours", [False, True])
-def test_a_run_is_seen_unless_the_program_has_set_up_logging(
-    ours: bool, speeches: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    """As in a notebook, which has no terminal for a bar."""
-    log = logging.getLogger("fedsim")  # which the command line sets up for its process
-    monkeypatch.setattr(log, "level", logging.NOTSET)
-    monkeypatch.setattr(log, "handlers", [])
-    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if ours else [])
-    fedsim.run(light_config(speeches), tmp_path / "run")
-    said = capsys.readouterr().err
-    assert ("round 4 of 4, held-out loss" in said) == (not ours)
-    assert (log.handlers, log.level) == ([], logging.NOTSET)
-
-
-def test_it_shows_itself(finished: fedsim.Run, capsys: Capture) -> None:
-    finished.show()
-    said = capsys.readouterr().out
-    assert said.startswith(finished.statement)
-    assert "Held-out loss" in said
-    page = finished._repr_html_()
-    assert page.startswith('<div><iframe srcdoc="&lt;!')
-    assert "Simulated (ε = " in page
-
-
 @pytest.mark.parametrize("kind", ["dataset", "frame", "list", "config", "file"])
 def test_however_it_is_given_it_is_the_same_run(
     kind: str, finished: fedsim.Run, speeches: Path, tmp_path: Path
@@ -159,20 +132,6 @@ def test_a_network_that_one_holds(
     assert resumed.report.utility == run.report.utility
 
 
-def test_a_network_whose_weights_are_not_all_there_is_not_opened(
-    finished: fedsim.Run, tmp_path: Path
-) -> None:
-    """transformers would make up the rest, and only warn."""
-    damaged = tmp_path / "run"
-    shutil.copytree(finished.path, damaged)
-    weights = damaged / "model" / "model.safetensors"
-    some = load_file(weights)
-    del some["transformer.h.0.mlp.c_fc.weight"]
-    save_file(some, weights, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"1 weights are missing, transformer\.h\.0\.mlp"):
-        _ = fedsim.Run(damaged).model
-
-
 def fetched(run: fedsim.Run, hub: Path, monkeypatch: Patch) -> Path:
     """Return the folder of a run's model, org/x, in the cache of a hub that is not reached."""
     entry = hub / "models--org--x"
@@ -183,17 +142,6 @@ def fetched(run: fedsim.Run, hub: Path, monkeypatch: Patch) -> Path:
         monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(hub), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return entry
-
-
-def given_again(start: str, speeches: Path, change: float = 0.0) -> str:
-    """Open a network, change a weight of it, give it, and return where it was written."""
-    held, tokenizer = (
-        kind.from_pretrained(start) for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
-    with torch.no_grad():
-        next(held.parameters()).add_(change)
-    raw = light(speeches, source=str(speeches)) | {"model": {"trainable": "ln_"}}
-    return with_given(raw, model=held, tokenizer=tokenizer).model.name_or_path
 
 
 def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
@@ -216,16 +164,6 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
         )
         assert f"{promised}, added up: {finished.report.privacy.statement}" in said
         assert "not what is there" not in said
-
-
-def test_the_promise_of_a_start_stays_with_what_is_made_of_it(
-    finished: fedsim.Run, speeches: Path
-) -> None:
-    """Changed, written to the cache, opened from there and changed again."""
-    start, statement = str(finished.path / "model"), finished.report.privacy.statement
-    for _ in range(2):
-        start = given_again(start, speeches, 1e-3)
-        assert statement in origin_of(start)
 
 
 def origin_of(start: str) -> str:
@@ -299,59 +237,6 @@ def labelled(names: list[str], *rows: tuple[int, str]) -> datasets.Dataset:
     features = {"author": datasets.ClassLabel(names=names), "body": datasets.Value("string")}
     rows_ = [{"author": code, "body": text} for code, text in rows]
     return datasets.Dataset.from_list(rows_, features=datasets.Features(features))
-
-
-def by_author(data: datasets.Dataset) -> NaturalIdPartitioner:
-    partitioner = NaturalIdPartitioner(partition_by="author")
-    partitioner.dataset = data
-    return partitioner
-
-
-def test_users_of_a_partitioner_have_the_names_of_the_column() -> None:
-    """Of a class its name, which no newcomer moves; of 7.0 and a missing one what a list gives."""
-    for names in (["bob", "carol"], ["aaron", "bob", "carol"]):
-        place = names.index("bob")
-        given = by_author(labelled(names, (place, "a"), (place + 1, "b"), (-1, "nobody's")))
-        assert users_of(with_given(settings(), data=given)) == ["bob", "carol", None]
-    rows = [{"author": author, "body": "a"} for author in (7.0, 7.5, None)]
-    given = by_author(datasets.Dataset.from_list(rows))
-    assert users_of(with_given(settings(), data=given)) == ["7", "7.5", None]
-
-
-def test_each_file_has_class_names_and_types_of_its_own(tmp_path: Path) -> None:
-    labelled(["bob"], (0, "a")).to_parquet(tmp_path / "a.parquet")
-    labelled(["alice", "bob"], (0, "b"), (1, "c"), (-1, "d")).to_parquet(tmp_path / "b.parquet")
-    rows = [{"author": author, "body": "e"} for author in ("007", "7")]
-    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "c.parquet")
-    found = users_of(parse_config(settings(source=str(tmp_path))))
-    assert found == ["bob", "alice", "bob", None, "007", "7"]
-
-
-def test_a_frame_keeps_long_numbers_and_missing_users() -> None:
-    large = [123456789012345680, 123456789012346016]
-    for authors, expected in (
-        (large, [str(author) for author in large]),
-        (pandas.array([*large, None], "Int64"), [*(str(author) for author in large), None]),
-        (["7", pandas.NA, "eight"], ["7", None, "eight"]),
-        ([7.0, 7.5, None], ["7", "7.5", None]),
-    ):
-        frame = pandas.DataFrame({"author": authors, "body": "a"})
-        assert users_of(with_given(settings(), data=frame)) == expected
-
-
-def test_a_guess_of_the_text_cannot_be_held_against_the_path(
-    speeches: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """Another cache has another key; the same one finds what it has."""
-    rows = rows_of(speeches)
-    named = []
-    for cache in ("one", "one", "two"):
-        monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / cache))
-        named.append(Path(with_given(settings(), data=rows).data.source).parent.name)
-    assert named[0] == named[1] != named[2]
-    assert (tmp_path / "one" / "given" / ".key").stat().st_mode & 0o077 == 0
-    left = {path.name for path in (tmp_path / "one" / "given").iterdir()}
-    assert left == {".key", named[0]}
 
 
 def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_path: Path) -> None:

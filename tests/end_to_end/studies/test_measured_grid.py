@@ -15,7 +15,6 @@ from fedsim.cli.compare import _measure
 from fedsim.report.drawing import FORMS
 from fedsim.report.grid_result import GridResult
 from fedsim.report.schema import load_report
-from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import expand
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.measure import OWN_TEXT, measure
@@ -68,29 +67,6 @@ def test_budgets_are_equal_in_expectation(measured: Path) -> None:
         assert report.cost.expected_gradients is not None
         asked = float(line.settings["budget"])
         assert report.cost.expected_gradients / 2 == pytest.approx(asked, rel=1e-6)
-
-
-def test_lines_that_miss_their_budget_are_named(
-    configs: Path, speeches: Path, tmp_path: Path
-) -> None:
-    """Balanced sampling takes whole passes: of two rounds everybody is in one, or in both."""
-    sampling = {"kind": "balanced", "participations": 1}
-    strategy = {"rounds": 2, "cohort_size": None, "sampling": sampling}
-    balanced = write_config(tmp_path / "balanced.toml", speeches, strategy=strategy)
-    budget = ("--budget", "12", "--out", tmp_path / "both")
-    fedsim_ok("compare", configs / "uls.toml", balanced, *budget)
-    (missed,) = (note for note in read(tmp_path / "both").notes if "not 12" in note)
-    assert missed.startswith("balanced,budget=12: ")
-    again = fedsim("compare", balanced, "--budget", "12", "12.0", "--out", tmp_path / "again")
-    assert "the same value twice" in again.complaint
-
-
-def test_trials_of_one_final_run_add_up_with_it(configs: Path, tmp_path: Path) -> None:
-    tuned = ("--tune", "server.learning_rate=0.001,0.01")
-    for options, more in ((tuned, True), (("--seeds", "1"), False)):
-        out = tmp_path / str(more)
-        fedsim_ok("compare", configs / "uls.toml", *options, "--out", out)
-        assert (TOGETHER in read(out).notes) is more
 
 
 def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
@@ -161,45 +137,12 @@ def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -
     assert _measure(cells, tmp_path / "two", [], 1, halting) == 1
 
 
-def test_a_grid_has_a_folder_of_its_own(configs: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.json").touch()
-    done = fedsim("compare", configs / "uls.toml", "--seeds", "2", "--out", tmp_path)
-    assert "is a run's folder; give the comparison another" in done.complaint
-
-
-def test_seeds_that_a_shared_budget_cut_short_are_said(configs: Path, tmp_path: Path) -> None:
-    """One run's worth for three seeds: the last has trained on nothing, and is in no mean."""
-    shared = f'privacy.shared={{ledger="{tmp_path}/people.json",epsilon=5.0,delta=1e-3}}'
-    price = ("--set", "privacy.noise_multiplier=0.6", "--set", shared)
-    done = fedsim("compare", configs / "uls.toml", "--seeds", "3", *price, "--out", tmp_path / "o")
-    assert done.returncode == 3, done.stderr
-    (line,) = read(tmp_path / "o").lines
-    assert 0 < len(line.stopped) < 3
-    assert done.stderr.count("\nStopped: uls,seed=") == len(line.stopped)
-    for shown in ("html", "md"):
-        text = (tmp_path / "o" / f"comparison.{shown}").read_text(encoding="utf-8")
-        assert f"3, {len(line.stopped)} stopped early" in text
-        assert "Stopped early: uls,seed=2" in text
-
-
 def test_a_config_that_no_run_can_begin_is_wrong_input(configs: Path, tmp_path: Path) -> None:
     arguments = ("--seeds", "2", "--set", "strategy.cohort_size=500", "--out", tmp_path)
     done = fedsim("compare", configs / "uls.toml", *arguments)
     assert done.returncode == 2
     assert "cohort_size = 500" in done.stderr
     assert not list(tmp_path.glob("comparison.*"))
-
-
-@pytest.mark.parametrize(("rule", "said"), [("random", "has a part of"), ("last", "on the very")])
-def test_tuning_says_what_of_the_reported_text_chose(
-    configs: Path, tmp_path: Path, rule: str, said: str
-) -> None:
-    tuned = ("--tune", "server.learning_rate=0.001,0.002")
-    chosen = ("--set", f'data.held_out_rule="{rule}"')
-    fedsim_ok("compare", configs / "uls.toml", *tuned, *chosen, "--out", tmp_path)
-    tuning = read(tmp_path).tuning
-    assert tuning is not None and said in tuning.statement
-    assert tuning.statement in (tmp_path / "comparison.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -211,21 +154,6 @@ def test_what_a_budget_fixes_is_not_tuned(configs: Path, tmp_path: Path, key: st
         "or sizes for --budget were computed with it"
         in fedsim("compare", configs / "uls.toml", *arguments).complaint
     )
-
-
-def test_what_plain_comparisons_say_of_costs_grids_say_too(configs: Path, tmp_path: Path) -> None:
-    arguments = ("--vary", "strategy.rounds=2,3", "--seeds", "1", "--out", tmp_path)
-    fedsim_ok("compare", configs / "uls.toml", *arguments)
-    assert "The runs had different gradient budgets." in read(tmp_path).notes
-
-
-def test_a_line_that_only_diverges_is_shown(configs: Path) -> None:
-    out = configs / "diverged"
-    arguments = ("--set", "server.learning_rate=1e30", "--seeds", "1", "--out", out)
-    assert fedsim("compare", configs / "uls.toml", *arguments).returncode in (0, 1)
-    (line,) = read(out).lines
-    assert line.num_diverged == 1 or line.failures or line.loss is not None
-    assert (out / "comparison.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,9 @@ from fedsim.experiments.studies.common import trained
 from fedsim.experiments.studies.ganesh_2025.co_owned_runs import QUICK
 from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
-from fedsim.sweep.jobs import Job, Outcome, attempt
-from fedsim.sweep.measure import SIZES
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
-from tests.helpers.commands import fedsim, fedsim_ok
+from tests.helpers.commands import fedsim_ok
 from tests.helpers.light import write_config
 from tests.helpers.tiny_world import LONGEST, write_model
 
@@ -93,30 +90,6 @@ def test_tradeoffs_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.Mon
     assert "`fedsim study tradeoffs --model network --quick`" in page
     for name in ("table.md", "comparison.html", "comparison.md"):  # for others to read
         assert str(tmp_path) not in (out / name).read_text(encoding="utf-8")
-
-
-def test_a_study_of_which_a_run_failed_says_so_in_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(job: Job) -> Outcome:
-        outcome = attempt(job)
-        return replace(outcome, ending="failed", reason="no power") if "=9" in job.name else outcome
-
-    monkeypatch.setattr("fedsim.sweep.jobs.attempt", failing)
-    done = fedsim("study", "group-size", "--quick", "--out", tmp_path / "study")
-    assert done.returncode == 1
-    assert "no power" in done.stderr
-    page = (tmp_path / "study" / "table.md").read_text(encoding="utf-8")
-    assert "1 failed" in page
-    assert SIZES not in page  # its batch sizes are given, as a budget in gradients
-    assert (tmp_path / "study" / "picture.png").stat().st_size > 10_000
-
-
-def test_a_study_that_trains_no_other_model_says_so(tmp_path: Path) -> None:
-    done = fedsim("study", "lora-rank", "--quick", "--model", "x", "--out", tmp_path / "study")
-    assert done.returncode == 2
-    assert "--model x: lora-rank trains no other model; tradeoffs does" in done.stderr
-    assert not (tmp_path / "study").exists()
 
 
 def test_gradient_diversity(tmp_path: Path) -> None:

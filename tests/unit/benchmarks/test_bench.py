@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-import platform
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedsim import registry
-from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.events import RoundCost
-from fedsim.accounting.methods import pld
 from fedsim.cli.main import app
 from fedsim.errors import ConfigError
-from fedsim.experiments.benchmarks import accounting
 from fedsim.experiments.benchmarks.timing import Row, interleaved, times_as_long
-from fedsim.sampling import PoissonSampling
-from fedsim.utils import machine as benchmarking
-from fedsim.utils import terminal
-from fedsim.utils.files import cache_dir
 from fedsim.utils.machine import machine, versions
 
 
@@ -51,21 +39,6 @@ def register(monkeypatch: pytest.MonkeyPatch, **functions: Benchmark) -> None:
         return EntryPoints(Entry(name, "none", group) for name in functions)
 
     monkeypatch.setattr(registry, "_read", read)
-
-
-def test_measuring_of_minutes_says_so_in_a_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(terminal, "_QUIET", 0.05)
-
-    def slow() -> list[Row]:
-        time.sleep(0.3)
-        return sleeping()
-
-    register(monkeypatch, slow=slow)
-    with caplog.at_level(logging.INFO):
-        assert CliRunner().invoke(app, ["bench", "slow", "--json"]).exit_code == 0
-    assert "measuring: 0 seconds so far" in caplog.messages
 
 
 @pytest.fixture
@@ -100,28 +73,6 @@ def test_json_is_one_object_of_machine_versions_and_rows(_fakes: list[str]) -> N
     assert answer["machine"]["cpus"] >= 1
     assert answer["rows"] == [dict(row) for row in sleeping()]
     assert _fakes == ["sleeping"]
-
-
-@pytest.mark.parametrize(
-    ("told", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: Abacus 3: fast\n", "Abacus 3: fast"),
-        ("flags : none\n", None),
-    ],
-)
-def test_the_processor_is_named_where_the_system_tells(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, name: str | None
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(told)
-    monkeypatch.setattr(benchmarking, "_CPUINFO", cpuinfo)
-    assert machine()["processor"] == (name or platform.processor() or platform.machine())
-
-
-def test_no_name_is_all_of_them(_fakes: list[str]) -> None:
-    rows = json.loads(bench("--json"))["rows"]
-    assert [row["benchmark"] for row in rows] == ["sleeping", "sleeping", "waking"]
-    assert _fakes == ["sleeping", "waking"]
 
 
 def test_the_order_asked_for_is_kept(_fakes: list[str]) -> None:
@@ -169,37 +120,6 @@ def test_tasks_run_in_their_order_and_ratios_are_of_neighbours(
     assert seconds == {"a": durations["a"], "b": durations["b"]}
     assert times_as_long(seconds["b"], seconds["a"]) == 0.5
     assert times_as_long(seconds["a"][:1], seconds["b"]) == 2.0
-
-
-def test_nothing_is_measured_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every repetition begins with an empty memory and an empty disk, and cleans up."""
-    cost, misses, folders = RoundCost(PoissonSampling(0.01), 4.0), [], []
-    monkeypatch.setenv("FEDSIM_CACHE", "kept")
-
-    def ours() -> float:
-        folders.append(cache_dir())
-        value = epsilon(cost, 10, 1e-5)
-        misses.append(pld.composed.cache_info().misses)
-        return value
-
-    rows = accounting._rows("case", ours, lambda: 1.0, 2, {"rounds": 10})
-    assert len(set(folders)) == len(folders) == rows[0]["repetitions"] == 8
-    assert len(set(misses)) == 1
-    assert misses[0] > 0
-    assert not any(folder.exists() for folder in folders)
-    assert str(cache_dir()) == "kept"
-    assert [(row["engine"], row["repetitions"]) for row in rows] == [
-        ("fedsim", 8),
-        ("dp_accounting", 2),
-    ]
-    assert rows[0]["details"] == {"rounds": 10, "result": epsilon(cost, 10, 1e-5)}
-    assert rows[1]["ratio"] == 1.0
-
-
-def test_without_a_reference_there_is_no_ratio() -> None:
-    (row,) = accounting._rows("case", lambda: 2.0, lambda: 1.0, 0, {})
-    assert row["engine"] == "fedsim"
-    assert row["ratio"] is None
 
 
 def test_one_that_cannot_run_here_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

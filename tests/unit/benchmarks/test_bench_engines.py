@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from fedsim.clients.engine_choice import choose_engine
@@ -21,8 +20,7 @@ from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
-from fedsim.experiments.benchmarks.engines import attention, measured
-from fedsim.experiments.benchmarks.engines import benchmark as engines
+from fedsim.experiments.benchmarks.engines import measured
 from fedsim.experiments.benchmarks.engines.cases import (
     LOCAL_LEARNING_RATE,
     Case,
@@ -31,7 +29,6 @@ from fedsim.experiments.benchmarks.engines.cases import (
     workload,
 )
 from fedsim.experiments.benchmarks.engines.floor import StrongFloor, floor
-from fedsim.experiments.benchmarks.gpu import speed
 from fedsim.experiments.benchmarks.page import write
 from fedsim.experiments.benchmarks.peers import install, run
 from fedsim.experiments.benchmarks.peers.partner import distance
@@ -138,49 +135,6 @@ def test_the_strong_floor_trains_by_the_floors_gradient(model: str, attention: s
     assert all(not torch.equal(values[name], before[name]) for name in found if found[name].any())
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_the_faster_of_compiled_and_not_is_kept(fast: bool, monkeypatch: Patch) -> None:
-    times = iter([2.0, 1.0 if fast else 3.0])
-    monkeypatch.setattr(StrongFloor, "_seconds", lambda _self: next(times))
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(nn.Module, "compile", lambda *_args, **_: None)
-    strong = StrongFloor(workload(small("els")), 2)
-    assert strong.details["compiled"] is fast
-    strong()
-
-
-def test_without_a_compiler_the_strong_floor_is_not_compiled(monkeypatch: Patch) -> None:
-    def absent(*_args: object, **_: object) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(nn.Module, "compile", absent)
-    strong = StrongFloor(workload(small("els")), 2)
-    assert strong.details["not_compiled"] == "RuntimeError: no compiler"
-    strong()
-
-
-def test_the_floor_takes_the_batch_size_that_was_fastest_at_its_best(monkeypatch: Patch) -> None:
-    """One slow try does not decide; where a try takes long there is one of each size."""
-    clock, seconds = [0.0], {2: [9.0, 0.5, 0.5, 0.5], 4: [0.6, 0.6, 0.6, 0.6]}
-    tried: dict[int, list[float]] = {2: [], 4: []}
-
-    def computed(_work: object, size: int) -> None:
-        taken = 0.0 if clock[0] == 0.0 else seconds[size][len(tried[size])]
-        if taken:
-            tried[size].append(taken)
-        clock[0] += taken or 1.0  # the first one only warms up
-
-    monkeypatch.setattr(measured, "_computed_floor", computed)
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    work = workload(small("els", 1))
-    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (2, 0.5)
-    assert tried == seconds
-    clock[0], seconds[2][0], seconds[4][0] = 0.0, 9.0, 8.0
-    tried.update({2: [], 4: []})
-    assert measured._fastest_batch(replace(work, units=work.units * 2), (2, 4)) == (4, 8.0)
-    assert (len(tried[2]), len(tried[4])) == (1, 1)
-
-
 def test_an_engine_that_computes_something_else_is_no_result(monkeypatch: Patch) -> None:
     def choose(name: str, task: Task, model: LanguageModel, tokens: float) -> Engine:
         right = choose_engine(name, task, model, tokens)
@@ -199,18 +153,6 @@ def test_an_engine_that_computes_something_else_is_no_result(monkeypatch: Patch)
         measure(small("uls"), "auto", "loop")
 
 
-def test_operations_a_second_are_counted_from_tokens() -> None:
-    rows = speed.case_rows(small("uls"), 1.03, (4,), (1, 1), compiles=False)
-    parameters = workload(small("uls")).model.num_parameters
-    for row in rows:
-        expected = 6 * parameters * row["details"]["tokens_per_second"] / 1e12
-        assert row["details"]["teraflops_per_second"] == pytest.approx(expected)
-    goals = {row["engine"]: row["details"].get("goal") for row in rows}
-    assert goals == {"floor": None, "auto": 1.03, "strong floor": 1.05, "whole round": 1.05}
-    for row in rows:
-        assert "of_arithmetic" not in row["details"]  # of no GPU
-
-
 def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
     work = workload(replace(small("els", 1), precision="bfloat16"))
     exact = workload(small("els", 1))
@@ -218,15 +160,6 @@ def test_the_floor_computes_in_the_precision_of_the_engines() -> None:
     expected = dict(zip(work.parameters, floor(exact, 2), strict=True))
     apart = {name: found[name] - value for name, value in expected.items()}
     assert 1e-4 < l2_norm(apart) / l2_norm(expected) < 0.02
-
-
-def test_the_cases_are_those_that_were_promised() -> None:
-    names = [case.name for case in engines.CASES]
-    assert len(set(names)) == len(names)
-    for model in ("tiny-gpt", "mcmahan-lstm"):
-        assert {f"uls/{model}/{size}" for size in (1, 4, 16)} <= set(names)
-        assert {f"els/{model}", f"fedavg/{model}"} <= set(names)
-    assert {"uls/gpt2-small-lora/1", "uls/gpt2-small-lora/4", "els/gpt2-small-lora"} <= set(names)
 
 
 def test_peers_without_their_environment_say_how_to_build_it(
@@ -314,29 +247,3 @@ def test_the_page_and_the_picture(tmp_path: Path) -> None:
     ):
         assert line in text.splitlines()
     assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text('{"rows": []}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"c\.json: not what `fedsim bench NAME --json` prints"):
-        write([tmp_path / "c.json"], tmp_path)
-    assert not (tmp_path / "benchmarks.md").exists()
-
-
-def test_attention_of_either_kind_has_seconds_and_a_peak(monkeypatch: Patch) -> None:
-    def peak(module: str, kind: str, *_: object) -> dict[str, int]:  # a process takes ten seconds
-        assert module == attention.__name__
-        return {"peak_bytes": 400 if kind == "eager" else 100}
-
-    monkeypatch.setattr(attention, "in_own_process", peak)
-    rows = attention.run("tiny-gpt", lengths=(32, 64), repetitions=1)
-    assert [(row["case"], row["engine"]) for row in rows] == [
-        (f"tiny-gpt, {length} tokens{of}", kind)
-        for length in (32, 64)
-        for of in ("", ": peak memory")
-        for kind in ("eager", "sdpa")
-    ]
-    assert [row["details"]["units"] for row in rows] == [2, 2, 2, 2, 1, 1, 1, 1]
-    assert all(row["ratio"] and row["ratio"] > 0.0 for row in rows)
-    assert all(row["ratio"] == 1.0 for row in rows[::2])
-    assert [row["ratio"] for row in rows[3::4]] == [4.0, 4.0]

@@ -7,25 +7,22 @@ from typing import cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from transformers import GPT2Config
 
 from fedsim.clients.app import app as own_app
-from fedsim.experiments.benchmarks.grids.benchmark import with_ratios
 from fedsim.experiments.benchmarks.grids.bytes import Watched
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, app, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.population import plan_of
 from fedsim.experiments.benchmarks.server import benchmark as server
-from fedsim.experiments.benchmarks.server import run_memory
 from fedsim.experiments.benchmarks.server.large_round import app as timed_app
-from fedsim.experiments.benchmarks.timing import Row, in_own_process
+from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import Materials
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from tests.conftest import Patch, small_config
+from tests.conftest import small_config
 from tests.contracts.test_executors import TASKS, client_spec
 
 
@@ -40,16 +37,6 @@ def test_a_round_without_computation_is_a_whole_round() -> None:
     moved = torch.cat([value.flatten() for value in state.parameters.values()])
     assert moved.numel() == 1_000
     assert bool((moved != 0.0).all())  # the noise, and Adam's step along it
-
-
-def test_a_stock_message_comes_back_as_a_flower_client_would_send_it() -> None:
-    arrays = ArrayRecord(parameters_of(100))
-    message = Message(RecordDict({"arrays": arrays}), 2, "train")
-    reply = next(iter(InProcessGrid(app).send_and_receive([message])))
-    assert not reply.has_error()
-    returned = reply.content.array_records["arrays"].to_torch_state_dict()
-    assert returned.keys() == parameters_of(100).keys()
-    assert reply.content.metric_records["metrics"]["num-examples"] == 1
 
 
 def test_a_watched_grid_counts_what_it_passes_on() -> None:
@@ -71,17 +58,6 @@ def test_a_timed_client_answers_as_fedsims_own(speeches: Path, materials: Materi
     own = GridExecutor(InProcessGrid(own_app), spec).clipped_sum(parameters, cohort, CLIP, 0)
     assert all(torch.equal(timed.values[name], value) for name, value in own.values.items())
     assert watched.engine_seconds[0] > 0.0
-
-
-def test_ratios_are_per_user_and_to_flowers_own_way() -> None:
-    rows = [
-        Row(benchmark="grids", case="x", engine=name, seconds=1.0, details=details)
-        for name, details in (
-            ("ours", {"milliseconds_per_user": 0.5}),
-            ("theirs", {"milliseconds_per_user": 20.0}),
-        )
-    ]
-    assert [row["ratio"] for row in with_ratios(rows)] == [40.0, 1.0]
 
 
 def test_the_servers_parts() -> None:
@@ -116,23 +92,3 @@ def test_the_peak_counts_the_rounds_copies() -> None:
     config = GPT2Config(vocab_size=50_000, n_positions=16, n_embd=256, n_layer=1, n_head=2)
     peak = in_own_process(server.__name__, config.to_json_string())
     assert 5.0 < peak["float32_copies"] < 20.0
-
-
-def test_a_runs_peak_is_over_the_plain_step_that_trains_as_much(monkeypatch: Patch) -> None:
-    peaks = {"8": 200, "0": 400, "lora": 250, "all": 300}
-
-    def peak(module: str, folder: str, what: object) -> int:
-        if module.endswith("plain_step"):
-            return peaks[str(what)]
-        return peaks["lora" if "lora" in str(what) else "all"]
-
-    monkeypatch.setattr(run_memory, "save_random", lambda *_: None)
-    monkeypatch.setattr(run_memory, "in_own_process", peak)
-    ratios = {row["case"]: row.get("ratio") for row in run_memory.run_rows("m", GPT2Config())}
-    assert ratios == {
-        "m/lora: plain step": 1.0,
-        "m/all: plain step": 1.0,
-        "m/lora": 1.25,
-        "m/lora, checkpointing": 1.25,
-        "m/all": 0.75,
-    }

@@ -67,8 +67,6 @@ ALTERNATIVES = [
 ]
 
 
-
-
 @pytest.fixture
 def contract(tmp_path: Path) -> Path:
     path = tmp_path / "contract.toml"
@@ -115,10 +113,6 @@ def test_the_contracts_other_values_are_taken(contract: Path, override: str) -> 
         assert tomllib.loads(f"value = {text}")["value"].items() <= value.items()
     else:
         assert str(value).lower() == text
-
-
-
-
 
 
 def test_every_problem_stands_in_the_one_error() -> None:
@@ -193,8 +187,6 @@ def test_the_last_override_wins(contract: Path) -> None:
     assert load_config(contract, ["seed=1", "seed=2"]).seed == 2
 
 
-
-
 @pytest.mark.parametrize("content", [b"seed = = 1", b"[data", b"\xff\xfe"], ids=repr)
 def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
@@ -206,5 +198,3 @@ def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
 def test_a_config_is_never_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().server.learning_rate = 1.0
-
-

@@ -233,10 +233,6 @@ def test_a_budget_pays_for_all_rounds_or_for_none(speeches: Path, tmp_path: Path
     assert [item["num_rounds"] for item in held] == [8]
 
 
-
-
-
-
 def test_a_cohort_size_that_fits_decides_the_passes(speeches: Path) -> None:
     config = run_config(
         speeches,

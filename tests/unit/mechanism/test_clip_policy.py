@@ -13,7 +13,6 @@ import torch
 
 from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import Clip, FlatClip, clip_from_json
-from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.execution import Keys
 from fedsim.materials import Materials
@@ -212,8 +211,6 @@ def test_the_policies_of_a_config(speeches: Path, materials: Materials) -> None:
     policy = build_plan(config, materials).clip_policy
     assert isinstance(policy, AdaptiveClip)
     assert dataclasses.astuple(policy) == pytest.approx((0.5, 0.2, 3.0, 60.0))
-
-
 
 
 def test_what_policies_say_of_themselves() -> None:

@@ -257,7 +257,3 @@ def test_another_matrix_or_allocation_does_not_go_on(speeches: Path, tmp_path: P
     for field, sections in CHANGED.items():
         with pytest.raises(ConfigError, match=field):
             fedsim.run(run_config(speeches, **sections), folder.path, resume=True)
-
-
-
-

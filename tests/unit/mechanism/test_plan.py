@@ -16,7 +16,6 @@ from scipy import stats
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
-from fedsim.errors import ConfigError
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
@@ -299,7 +298,3 @@ def test_non_private(
     assert isinstance(plan.estimator, FixedDenominator)
     assert plan.estimator.denominator == pytest.approx(6 if unit == "user" else 9)
     assert plan.cost.event == dp_accounting.NonPrivateDpEvent()
-
-
-
-

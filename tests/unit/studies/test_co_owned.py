@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fedsim.config import ModelConfig
 from fedsim.experiments.studies.ganesh_2025 import co_owned_runs as runs
-from fedsim.experiments.studies.ganesh_2025.co_owned import notes
 from fedsim.experiments.studies.ganesh_2025.scenes import KNOWN, World, texts, world
-from fedsim.report.schema import Privacy
-from fedsim.runner.folder import RunFolder
 from tests.unit.data.data_samples import graph_of
 
 
@@ -97,37 +92,3 @@ def test_the_attack_finds_what_separates_the_listeners_and_nothing_else(small: W
     found = runs.attack(small, ratios)
     assert (found.auroc, found.gap, found.low) == (1.0, 2.0, 1.0)
     assert runs.attack(small, -ratios).auroc == 0.0
-
-
-def outcome(loss: float, epsilon: float | None = 16.0) -> runs.Outcome:
-    privacy = Privacy.model_construct(epsilon=epsilon, delta=1e-4)
-    return runs.Outcome(RunFolder(Path("none")), privacy, 1.0, 9, 4, 40.0, loss)
-
-
-def test_the_rate_with_the_smaller_mean_loss_is_attacked(
-    small: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two worlds each run is a control of the other: here both have the same split."""
-    zeros = np.zeros(small.co_owned.store.num_examples)
-    zeros[small.train] = 1.0
-    monkeypatch.setattr(runs, "log_ratios", lambda *_: zeros)
-    tried = {0.1: [outcome(3.0), outcome(5.0)], 0.4: [outcome(3.5), outcome(4.0)]}
-    row = runs.attacked([small, small], runs.Case("random", 4, 16.0), tried)
-    assert (row.rate, row.loss) == (0.4, 3.75)
-    assert [a.auroc for a in row.attacks] == [a.auroc for a in row.controls] == [1.0, 1.0]
-
-
-def test_notes_say_who_is_not_covered() -> None:
-    attack = runs.Attack(0.6, 0.55, 0.65, 0.1)
-    losses = {runs.BOUNDED[0]: 4.0, runs.BOUNDED[1]: 4.5, runs.NAIVE: 3.5}
-    rows = [
-        runs.Row(runs.Case(rule, 4, 16.0), 0.1, [outcome(loss)], [attack], [])
-        for rule, loss in losses.items()
-    ]
-    said = notes(rows, [runs.Kept("random", 4, 30, 0.75, 4, {})])
-    assert said[0] == "random: keeps 75.0% to 75.0% of the most that any rule could."
-    assert "against random: the smaller mean loss in 1 of 1 cells" in said[1]
-    assert "no ε covers listeners: the smaller mean loss in 0 of 1 cells" in said[2]
-    assert said[3].endswith("interval lies above 0.5 in 2 of 2.")
-    assert "no ε covers listeners" in said[4]
-    assert "ε = 40.00 to 40.00" in said[5]

@@ -88,24 +88,3 @@ def test_several_estimates_are_averaged() -> None:
     # `diverse` doubles G at once: G = 2 where 1 is best, in two of three estimates.
     assert excess(rows, DOUBLING)[1.0, 64] == pytest.approx(2 / 3)
     assert excess(rows, MAX_COHORT)[1.0, 64] == 0.0
-
-
-def test_a_table_up_to_a_budget() -> None:
-    """Without the splits of the largest budgets: no strategy looks beyond the last budget."""
-    values = {(1, 32): 9.0, (1, 64): 6.0, (1, 128): 5.0, (2, 32): 7.0, (2, 64): 2.0, (4, 32): 3.0}
-    losses = {(1.0, *point): value for point, value in values.items()}
-    rows = suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)
-    assert {row.budget: row.best_loss for row in rows} == {32: 9.0, 64: 6.0, 128: 2.0}
-    assert [*excess(rows, ORACLE).values()] == [0.0, 0.0, 0.0]
-    assert [*excess(rows, DOUBLING).values()] == [0.0, 0.0, 3.0]
-    assert [*excess(rows, MAX_GROUP).values()] == [0.0, 1.0, 1.0]
-    assert [*excess(rows, RANDOM).values()] == pytest.approx([0.0, 0.5, (5 + 2 + 3) / 3 - 2])
-
-
-@pytest.mark.parametrize(
-    ("hole", "largest"), [((1, 32), 128), ((1, 64), 128), ((2, 32), 128), ((2, 64), 512)]
-)
-def test_a_table_without_one_of_its_splits_is_refused(hole: tuple[int, int], largest: int) -> None:
-    losses = {(1.0, g, m): 1.0 for g, m in GRID if g * m <= largest and (g, m) != hole}
-    with pytest.raises(ValueError, match="no rectangle of powers of two, see"):
-        suboptimality(losses, [alike], lambda _epsilon, _cohort: 1.0)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.errors import ConfigError
 from fedsim.experiments.studies.common.output import Result, Study, Table, panels, study
 from fedsim.experiments.studies.common.series import draw
 from fedsim.report.drawing import FORMS
-from fedsim.utils.locks import sole_writer
 from tests.unit.report.grid_samples import grid
 
 RECORDS = [{"epsilon": 0.5, "users": 1_234}, {"epsilon": 8.0, "users": 5}]
@@ -25,18 +23,6 @@ def test_a_table_of_records() -> None:
         "| 0.5 | 1,234 |",
         "| 8 | 5 |",
     ]
-
-
-@pytest.mark.parametrize(
-    ("note", "shown"),
-    [("each ε is large", "Each ε is large."), ("δ = 0.1; unit: user.", "δ = 0.1; unit: user.")],
-)
-def test_labels_are_at_the_edge_and_a_note_keeps_its_letters(note: str, shown: str) -> None:
-    figure, axes = panels((6.0, 4.0), "title", note, [["a", "b"], ["c", "d"]], x="G", y="loss")
-    assert figure.get_supxlabel() == shown
-    assert [pane.get_title(loc="left") for pane in axes] == ["a", "b", "c", "d"]
-    assert [pane.get_xlabel() for pane in axes] == ["", "", "G", "G"]
-    assert [pane.get_ylabel() for pane in axes] == ["loss", "", "loss", ""]
 
 
 def test_a_line_of_which_a_run_diverged_or_failed_has_a_cross() -> None:
@@ -91,14 +77,3 @@ def test_a_study_writes_what_its_function_returns(notes: tuple[str, ...], tmp_pa
         "table.md",
         *(f"picture.{form}" for form in FORMS),
     }
-
-
-def test_two_of_one_study_do_not_write_over_each_other(tmp_path: Path) -> None:
-    def compute(quick: bool) -> Result:
-        raise AssertionError("computed beside another process")
-
-    with (
-        sole_writer(tmp_path),
-        pytest.raises(ConfigError, match="is being written by another process"),
-    ):
-        Study("small", "A small study", None, compute)(tmp_path, quick=True)

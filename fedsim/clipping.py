@@ -73,7 +73,7 @@ class PerLayerClipConfig(ClipConfig):
     """A bound on each layer of an update."""
 
     l2_clip_norms: dict[str, Positive] | None = None
-    """In place of `l2_clip_norm`: a bound for each layer, by the name of the layer."""
+    """In place of `l2_clip_norm`: a bound for each layer, by its name."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:

@@ -244,21 +244,21 @@ class TruncatedPoissonConfig(SamplingConfig):
     """Poisson sampling whose cohorts are cut to a cap."""
 
     max_cohort_size: Annotated[int, Field(ge=1, le=MOST)]
-    """The most units of a round; if more are drawn, a random choice of them is left out."""
+    """Most units of a round; if more are drawn, a random choice is left out."""
 
 
 class BalancedConfig(SamplingConfig):
     """Everybody takes part once in each pass over the users."""
 
     participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The number of rounds in which each user takes part; left out, computed from `cohort_size`."""
+    """Rounds in which each user takes part; left out, computed from `cohort_size`."""
 
 
 class CyclicConfig(SamplingConfig):
     """Groups of users take turns."""
 
     groups: Annotated[int, Field(ge=1, le=MOST)]
-    """The number of groups of users that take turns."""
+    """Number of groups."""
 
 
 @dataclass(frozen=True)

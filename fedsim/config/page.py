@@ -23,17 +23,17 @@ from fedsim.utils.section import Section
 _INTRODUCTION = """\
 # Config: every key
 
-The config of a run is one TOML file. A key that is left out has its default. An unknown key is an
-error, and the message names the nearest known key. On the command line
-`--set server.learning_rate=0.003` overrides a value of the file (`fedsim flower` has no `--set`).
-From Python `fedsim.run` takes the same keys as a dictionary. The values that a run used are in the
-`config.toml` of its folder. "left out" in the tables means: if the key is not given.
+The config of a run is one TOML file. An unknown key is an error, and the message names the nearest
+known key. On the command line `--set server.learning_rate=0.003` overrides a value of the file
+(`fedsim flower` has no `--set`). From Python `fedsim.run` takes the same keys as a dictionary. The
+values that a run used are in the `config.toml` of its folder.
 
 This page is written by `python -m fedsim.config.page`.
 """
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # in a docstring a link would be of its page
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+_LARGE = 1e12  # a limit that no config comes near
 
 
 def page() -> str:
@@ -132,7 +132,7 @@ def _signs(limits: list[Any]) -> list[str]:
         f"{sign} {getattr(limit, name):g}"
         for limit in limits
         for name, sign in _SIGNS.items()
-        if hasattr(limit, name)
+        if hasattr(limit, name) and abs(getattr(limit, name)) < _LARGE
     ]
 
 

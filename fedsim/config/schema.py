@@ -25,42 +25,39 @@ class ScheduleConfig(Section):
     """A clip norm that moves on a fixed schedule from `l2_clip_norm` to another value."""
 
     kind: Literal["linear", "exponential"]
-    """Whether the clip norm changes by equal differences per round, or by equal ratios."""
+    """Equal differences per round, or equal ratios."""
     final_l2_clip_norm: Positive
-    """The clip norm at the end of the schedule; it is kept in all later rounds."""
+    """The clip norm at the end, and in all later rounds."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Number of rounds that the change takes; left out, all rounds of the run."""
+    """Rounds that the change takes; left out, all rounds of the run."""
 
 
 class AdaptiveConfig(Section):
     """A clip norm that follows a quantile of norms (Andrew et al. 2021): `fedsim.clip_policy`."""
 
     quantile: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
-    """The share of updates that the clip norm should leave unchanged."""
+    """Share of updates that the clip should leave unchanged."""
     learning_rate: Positive = 0.2
-    """Learning rate for the logarithm of the clip norm, which moves once per round."""
+    """Learning rate for the logarithm of the clip norm."""
     count_noise_stddev: Positive | None = None
-    """Standard deviation (σ_b) of the noise on the count of updates within the clip norm, in units.
-    Left out, it is a twentieth of the expected cohort, as the paper recommends, or twice the noise
-    multiplier if that is larger: then the noise on the updates grows by only 3 % because of the
-    count."""
+    """Standard deviation of the noise on the count of updates within the clip norm, in units; left
+    out, a twentieth of the expected cohort, or twice the noise multiplier if that is larger."""
 
 
 class ClipConfig(Section):
     """How a unit's update is clipped: how large it may be."""
 
     kind: str = "flat"
-    """The clip: "flat" (one bound on the whole update), "per-layer" (a bound on each of its m
-    layers: l2_clip_norm / √m), or the name of a plug-in's clip."""
+    """"flat" (one bound on the whole update), "per-layer" (a bound on each of its m layers:
+    l2_clip_norm / √m), or a plug-in's clip."""
     l2_clip_norm: Positive | None = None
-    """The largest L2 norm of a unit's update; longer updates are scaled down to it. 1.0 if there is
-    no `[strategy.clip]`."""
+    """Largest L2 norm of a unit's update; 1.0 if there is no `[strategy.clip]`."""
     normalise: bool = False
     """Also scale smaller updates up to the bound."""
     schedule: ScheduleConfig | None = None
-    """A clip norm that moves on a schedule fixed in advance."""
+    """A clip norm that moves on a fixed schedule."""
     adaptive: AdaptiveConfig | None = None
-    """A clip norm that follows the norms of the updates; the ledger charges what this costs."""
+    """A clip norm that follows the norms of the updates; the ledger charges for it."""
 
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
@@ -89,36 +86,34 @@ class ModelConfig(Section):
     """Which model training starts from and which parameters it trains: `docs/models.md`."""
 
     name_or_path: str = "tiny-gpt"
-    """A built-in model ("tiny-gpt", "mcmahan-lstm"), or a folder, a GGUF file or a hub id of a
-    causal language model of transformers."""
+    """"tiny-gpt", "mcmahan-lstm", or a folder, GGUF file or hub id of a causal language model of
+    transformers."""
     lora_rank: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Rank of new LoRA adapters, which are trained in place of the network; 0 for no adapters."""
+    """Rank of new LoRA adapters, trained in place of the network; 0 for none."""
     lora_alpha: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """LoRA's alpha: the scale of the adapters times their rank; left out, twice the rank."""
+    """Scale of the adapters times their rank; left out, twice the rank."""
     lora_rank_stabilised: bool = False
-    """Divide `lora_alpha` by the square root of the rank, not by the rank (rsLoRA)."""
+    """Divide `lora_alpha` by the square root of the rank (rsLoRA)."""
     lora_freeze_a: bool = False
-    """Train only the second matrix (B) of each adapter, not the first (FFA-LoRA)."""
+    """Train only the second matrix of each adapter (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
-    """Modules that get adapters: endings of their names, such as "q_proj". If empty, those that
-    peft chooses for the architecture, or, if it has no choice, every linear layer (in a mixture of
-    experts those of attention)."""
+    """Modules that get adapters: endings of their names, such as "q_proj"; if empty, see
+    `docs/models.md#how-much`."""
     adapter: str | None = None
-    """A peft folder with adapters of this model; training starts from them in place of new ones."""
+    """A peft folder with adapters of this model to start from."""
     merged: bool = True
-    """Also write `model/`, the model with the adapters merged in; false writes only `adapter/`."""
+    """Also write `model/`, with the adapters merged in; false writes only `adapter/`."""
     trainable: str = "all"
-    """Which parameters are trained: "all", or those in whose names this regular expression is
-    found."""
+    """"all" parameters, or those in whose names this regular expression is found."""
     pretraining_steps: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    """Steps for which a built-in model is pre-trained on public text, once; left out, the model's
-    own number."""
+    """Steps for which a built-in model is pre-trained on public text; left out, the model's own
+    number."""
     dropout: Fraction = 0.0
-    """Dropout probability in training, for all `nn.Dropout` layers of the network and its adapters,
-    except those of attention weights: no attention weight is ever dropped."""
+    """Dropout probability in training, for all `nn.Dropout` layers of network and adapters;
+    attention weights are never dropped."""
     attention: Attention = "eager"
-    """How attention is computed, named as in transformers: "eager" keeps every attention weight in
-    memory for the gradient, "sdpa" (fused kernels) keeps none."""
+    """"eager" keeps every attention weight in memory for the gradient, "sdpa" (fused kernels) keeps
+    none."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -168,16 +163,16 @@ class EstimatorConfig(Section):
     """The denominator: what the sum of clipped updates is divided by."""
 
     kind: str = "fixed"
-    """Divide by the expected weight of a cohort ("fixed"), by the weight of the drawn cohort, if
-    that is not too small ("clipped"), or by the estimator of a plug-in."""
+    """Divide by the expected weight of a cohort ("fixed"), by the weight of the drawn cohort if
+    that is not too small ("clipped"), or by a plug-in's estimator."""
 
 
 class SamplingConfig(Section):
     """The sampler that draws units: `docs/strategies.md`; its accountant: `docs/accounting.md`."""
 
     kind: str = "poisson"
-    """The sampler that draws the users or examples of a round: "poisson", "truncated-poisson",
-    "fixed-size", "shuffled", "balanced", "cyclic", or the name of a plug-in's sampler."""
+    """"poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic", or a
+    plug-in's sampler."""
 
 
 class StrategyConfig(Section):
@@ -187,25 +182,24 @@ class StrategyConfig(Section):
     """
 
     name: str = "uls"
-    """What is sampled and how it is accounted: "uls" (users), "els" (examples), or another of the
-    strategies below, or the name of a plug-in's strategy."""
+    """What is sampled: "uls" (users), "els" (examples), another strategy below, or a plug-in's."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
-    """Number of rounds: steps of the server, each with one noisy release."""
+    """Number of rounds: server steps, each with one noisy release."""
     sampling: Annotated[SamplingConfig, OpenTable("samplers", "strategy.sampling.kind")] = Field(
         default={}, validate_default=True
     )
-    """How the users or examples of a round are drawn."""
+    """How the units of a round are drawn."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
-    """The most examples of a user: in each round ("uls"), or in the whole pool ("els")."""
+    """Most examples of a user: in each round ("uls"), or in the whole pool ("els")."""
     selection: SelectionRule = "random"
-    """Which examples of a user are taken, if there are more. "uls" does not take "least-demand",
+    """Which examples of a user are taken, if there are more; "uls" does not take "least-demand",
     nor "els" "random-chunk"."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
-    """What a user computes in a round: a gradient, or local training."""
+    """What a user computes: a gradient, or local training."""
     clip: Annotated[ClipConfig, OpenTable("clips", "strategy.clip.kind")] = Field(
         default={"l2_clip_norm": 1.0}, validate_default=True
     )
-    """How a unit's update is clipped: how large it may be."""
+    """How a unit's update is clipped."""
     estimator: Annotated[EstimatorConfig, OpenTable("estimators", "strategy.estimator.kind")] = (
         Field(default={}, validate_default=True)
     )
@@ -232,7 +226,7 @@ class SharedLedgerConfig(Section):
     """
 
     ledger: str
-    """Path of the ledger file; all runs that share the budget name the same file."""
+    """Path of the ledger file; all runs that share the budget name it."""
     epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """ε of all these runs together."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -243,26 +237,25 @@ class SearchConfig(Section):
     """The search that this run is a trial of; `fedsim tune` writes these keys: `docs/tuning.md`."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
-    """Average number of trials of the search."""
+    """Average number of trials."""
     stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
     """Distribution of the number of trials."""
     trial: Annotated[int, Field(ge=0)] | None = None
-    """A number that tells this trial from the others of the search."""
+    """Number of this trial."""
 
 
 class PrivacyConfig(Section):
     """The guarantee. Numbers of users and examples are public only if they are declared here."""
 
     epsilon: Positive | None = None
-    """The ε to keep; the noise is calibrated to it. Give this or `noise_multiplier`."""
+    """The ε to keep, which the noise is calibrated to. Give this or `noise_multiplier`."""
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    """The noise's standard deviation divided by the sensitivity of the estimate; ε follows from
-    it."""
+    """Noise standard deviation over the sensitivity of the estimate."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """The δ that belongs to the ε; it should be far below one over the number of users."""
+    """The δ of the ε; far below one over the number of users."""
     accountant: str | None = None
-    """The accountant, which computes ε from the rounds; left out, the tightest that is proved for
-    the sampler: `docs/accounting.md`. It may be a plug-in's, with keys of its own in this table."""
+    """Computes ε from the rounds: `docs/accounting.md`, or a plug-in's, with its own keys in this
+    table; left out, the tightest that is proved for the sampler."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
@@ -270,22 +263,21 @@ class PrivacyConfig(Section):
     if texts have several owners, "replace-one" with a sampler that does not hide the number of
     users ("fixed-size"), else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """Draw noise and coins under secret keys, or, for experiments that are repeated and compared,
-    from `seed`: ε is then simulated. Left out, `compare` takes "seeded"."""
+    """Draw noise and coins under secret keys, or, for experiments, from `seed`: ε is then
+    simulated. Left out, `compare` takes "seeded"."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
-    """Independent noise in each round, or noise that is correlated over rounds ("banded", "blt"):
-    later rounds take back part of the noise of earlier ones."""
+    """Independent noise in each round, or noise that takes back part of the noise of earlier rounds
+    ("banded", "blt")."""
     bands: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """With "banded": how many rounds a column of its matrix C spans, its own round included; left
-    out, the `groups` of the sampler."""
+    """With "banded": rounds that a column of its matrix spans; left out, the `groups` of the
+    sampler."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
-    """With "blt": the number of running sums that it keeps; left out, 3."""
+    """With "blt": number of running sums; left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The number of users, as a public number; with "truncated-poisson" an upper bound. Left out,
-    the users are counted in the data, and the report says so."""
+    """The public number of users (with "truncated-poisson" an upper bound); left out, users are
+    counted in the data, and the report says so."""
     declared_num_examples: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The number of pooled examples, as a public number, for "els". Left out, they are counted
-    likewise."""
+    """For "els": the public number of pooled examples; left out, they are counted."""
     shared: SharedLedgerConfig | None = None
     """One privacy budget for several runs."""
     search: SearchConfig | None = None
@@ -321,41 +313,38 @@ class ServerConfig(Section):
     """The optimizer of the server, which takes the released estimate as its gradient."""
 
     optimizer: str = "adam"
-    """"sgd" is without momentum and keeps no state, "adafactor" keeps a row and a column for each
-    matrix, "adam" two numbers for each parameter. Or the name of a plug-in's optimizer."""
+    """"sgd" (without momentum or state), "adam" (two numbers for each parameter), "adafactor" (a
+    row and a column for each matrix), or a plug-in's optimizer."""
     learning_rate: PositiveFloat32 = 0.01
-    """Learning rate of the server's step, one step per round."""
+    """Learning rate of the server's step."""
     max_gradient_norm: PositiveFloat32 | None = None
-    """Scale the released estimate down to this L2 norm if it is longer; left out, it is used as it
-    is."""
+    """Scale the released estimate down to this L2 norm if it is longer."""
 
 
 class ExecutorConfig(Section):
     """Where and how clients compute."""
 
     grid: Literal["in-process", "ray"] = "in-process"
-    """Compute in this process, or on workers of Ray: `docs/cluster.md`."""
+    """This process, or workers of Ray: `docs/cluster.md`."""
     workers: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Number of workers; more than 1 needs grid "ray"."""
     cpus_per_worker: Positive = 1.0
     """CPU cores that Ray reserves for each worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """GPUs that Ray reserves for each worker; with 0.5 two workers share a GPU. If it is above 0,
-    this process also computes on a GPU, if there is one."""
+    """GPUs that Ray reserves for each worker; above 0, this process computes on a GPU too, if there
+    is one."""
     address: str = ""
-    """Address of a running Ray cluster, such as "auto"; "" starts Ray on this machine."""
+    """Address of a running Ray cluster; "" starts Ray on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
-    """How clipped gradients are computed. "auto" chooses by the model, by the most tokens that a
-    unit may have and by the memory; for local training it is "loop"."""
+    """How clipped gradients are computed; "auto" chooses by the model, the most tokens of a unit
+    and the memory, and for local training takes "loop"."""
     precision: Precision = "float32"
     """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
-    keep their width, and the server evaluates in float32."""
+    keep their width."""
     checkpointing: bool = False
-    """Gradient checkpointing: compute a network's blocks again in the backward pass, which saves
-    the memory of their activations."""
+    """Compute a network's blocks again in the backward pass, which saves memory."""
     shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Units per message to a worker; 0 cuts each cohort into one shard per worker, of about equal
-    work."""
+    """Units per message to a worker; 0: one shard per worker, of about equal work."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
@@ -376,29 +365,26 @@ class PrivateEvaluation(Section):
     """Held-out scores that ε covers, released as a noisy sum over users: `docs/tuning.md`."""
 
     noise_multiplier: PositiveFloat32 = 10.0
-    """Noise multiplier of each release of the scores."""
+    """Noise multiplier of each release."""
     loss_bound: PositiveFloat32 = 10.0
-    """A user's mean loss is clipped at this value, in nats per token."""
+    """A user's mean loss is clipped here, in nats per token."""
     every: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Number of rounds between two releases; left out, there is one release, after the last
-    round."""
+    """Rounds between two releases; left out, one release after the last round."""
 
 
 class TrainingConfig(Section):
     """How often to evaluate and to save, and where metrics are sent."""
 
     evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Number of rounds between two evaluations on the held-out text. The starting point and
-    the last round are always evaluated too."""
+    """Rounds between two evaluations on held-out text; the start and the last round are always
+    evaluated."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Number of rounds between two checkpoints. A run that was killed repeats the rounds since its
-    last checkpoint; with secure noise these are charged twice. Ctrl-C stops the run after the
-    current round is saved, and no round is lost; a second Ctrl-C stops it at once."""
+    """Rounds between two checkpoints. A killed run repeats the rounds since the last one; with
+    secure noise they are charged twice. Ctrl-C saves the current round first."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
-    """How many checkpoints are kept, the newest ones."""
+    """How many of the newest checkpoints are kept."""
     trackers: tuple[str, ...] = ()
-    """Trackers that get the metrics: "tensorboard", "wandb", "mlflow", or the name of a plug-in's
-    tracker; none by default."""
+    """Trackers that get the metrics: "tensorboard", "wandb", "mlflow", or a plug-in's."""
     private_evaluation: PrivateEvaluation | None = None
     """Held-out scores that ε covers."""
 
@@ -408,8 +394,7 @@ class Config(Section):
 
     seed: int = 0
     """Seed of the model's initial parameters and, with `privacy.noise = "seeded"`, of every other
-    draw. With "secure" noise all others are drawn under secret keys: who is held out, the pool,
-    dropout, coins and noise."""
+    draw."""
     data: DataConfig = DataConfig()
     """The text and its users."""
     model: ModelConfig = ModelConfig()

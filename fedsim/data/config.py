@@ -79,12 +79,12 @@ class CanaryConfig(Section):
     """Planted users that an attack looks for (Kandpal et al. 2023, D.2): `docs/attacks.md`."""
 
     num_users: Annotated[int, Field(ge=2)]
-    """Average number of canaries: a coin for each user with enough text decides who becomes one. A
-    second, fair coin decides whether a canary is trained on or held out."""
+    """Average number of canaries: a coin for each user with enough text; a second, fair coin holds
+    a canary out."""
     num_examples: Annotated[int, Field(ge=1, le=MOST)]
-    """Number of examples of each canary, held-out ones included."""
+    """Examples of each canary, held-out ones included."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
-    """Number of consecutive tokens that all examples of a canary share."""
+    """Consecutive tokens that all examples of a canary share."""
 
 
 TextKind = Literal["text", "messages", "prompt"]
@@ -100,55 +100,51 @@ class DataConfig(Section):
     """The text: its source, columns and preparation, and what is held out: `docs/data.md`."""
 
     recipe: str | None = None
-    """Name of a recipe, a paper's data set; it sets the keys that are not given."""
+    """A paper's data set, whose recipe sets the keys that are not given."""
     source: Text = "shakespeare"
-    """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow; a store of `fedsim data build`;
-    a hub id; or "shakespeare" or "shakespeare-chat"."""
+    """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow; a token store; a hub id;
+    "shakespeare" or "shakespeare-chat"."""
     user_column: str = "speaker"
-    """The column with the user, whom the guarantee protects: all rows with the same value are one
-    user."""
+    """The column with the user: all rows with one value are one user."""
     text_column: str = "text"
     """The column with the text."""
     messages_column: str | None = None
-    """In place of `text_column`: a column of conversations, each a list of {role, content}."""
+    """In place of `text_column`: conversations, each a list of {role, content}."""
     prompt_column: str | None = None
-    """In place of `text_column`, with `completion_column`: the column with the prompt."""
+    """In place of `text_column`, with `completion_column`: the prompt."""
     completion_column: str | None = None
-    """With `prompt_column`: the column with the answer."""
+    """With `prompt_column`: the answer."""
     chat_template: str | None = None
-    """A Jinja file with a chat template, in place of that of the tokenizer; for prompts also
-    "tokenizer", for its own template."""
+    """A Jinja file, in place of the tokenizer's chat template; for prompts also "tokenizer"."""
     owners_column: str | None = None
-    """A column that lists who owns the text besides its user; "els" and related strategies cap the
-    examples of each owner, and their ε is for an owner."""
+    """A column that lists who owns the text besides its user; the ε of "els" is then for an
+    owner."""
     owners_separator: Text | None = None
-    """The separator between the names, if `owners_column` is one string."""
+    """Separator of the names, if `owners_column` is one string."""
     loss_on: LossOn | None = None
-    """Which tokens the loss is computed on; left out, "assistant" for messages, "completion" for
-    prompts, "all" for texts."""
+    """The tokens of the loss; left out, "assistant" for messages, "completion" for prompts, "all"
+    for texts."""
     sequence_length: Annotated[int, Field(ge=2)] = 64
     """The most tokens of an example."""
     cutting: Literal["split", "truncate", "join"] = "split"
-    """How longer texts become examples: "split" cuts them into several, "truncate" keeps only the
-    beginning, "join" first puts all texts of a user end to end."""
+    """How long texts become examples: "split" into several, "truncate", or first "join" all texts
+    of a user."""
     held_out_examples: Fraction = 0.1
-    """The share of each user's examples that is used for evaluation and never trained on."""
+    """Share of each user's examples that is scored and never trained on."""
     held_out_users: Fraction = 0.0
-    """The probability that a user is never trained on; an attack needs some such users, for example
-    0.5."""
+    """Probability that a user is never trained on; attacks need such users, for example 0.5."""
     held_out_rule: Literal["random", "first", "last"] = "random"
     """Which examples of a user are held out."""
     held_out_limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The most examples of one user that are held out; left out, no limit."""
+    """Most held-out examples of one user; left out, no limit."""
     held_out_from: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """The probability that a user has held-out examples; with very many users a small share is
-    enough."""
+    """Probability that a user has held-out examples."""
     preparation: tuple[AnyStep, ...] = ()
     """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""
     canaries: CanaryConfig | None = None
-    """Planted users, for an attack to look for after training."""
+    """Planted users, for an attack to look for."""
     made_up_by: str | None = None
-    """What made the users up, if they are not people: reports then call them hypothetical."""
+    """What made the users up, if they are not people."""
 
     @property
     def unit(self) -> str:

@@ -5,6 +5,7 @@ An ε rests on the claims of the docstrings: fedsim names these parts in its sta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -186,20 +187,23 @@ class Orders(Accountant):
         self, costs: Sequence[tuple[RoundCost, int]], delta: float, relation: Relation
     ) -> float:
         """Return ε at δ."""
-        return float(self._composed(costs).get_epsilon(delta))
+        return float(_composed(self.num_orders, tuple(costs)).get_epsilon(delta))
 
     def delta(
         self, costs: Sequence[tuple[RoundCost, int]], epsilon: float, relation: Relation
     ) -> float:
         """Return δ at ε."""
-        return float(self._composed(costs).get_delta(epsilon))
+        return float(_composed(self.num_orders, tuple(costs)).get_delta(epsilon))
 
-    def _composed(self, costs: Sequence[tuple[RoundCost, int]]) -> dp_accounting.rdp.RdpAccountant:
-        orders = range(2, 2 + self.num_orders)
-        accountant = dp_accounting.rdp.RdpAccountant(orders)
-        for cost, rounds in costs:
-            accountant.compose(cost.composed(rounds))
-        return accountant
+
+@functools.lru_cache  # a trade-off curve asks for δ at many ε
+def _composed(
+    num_orders: int, costs: tuple[tuple[RoundCost, int], ...]
+) -> dp_accounting.rdp.RdpAccountant:
+    accountant = dp_accounting.rdp.RdpAccountant(range(2, 2 + num_orders))
+    for cost, rounds in costs:
+        accountant.compose(cost.composed(rounds))
+    return accountant
 
 
 class MomentumConfig(ServerConfig):

@@ -200,16 +200,12 @@ def test_a_folder_is_a_room(folder: Path) -> None:
         assert ast.get_docstring(ast.parse(text))
 
 
-NAMED_ALIKE = {"benchmark.py", "folder.py", "plan.py", "schema.py"}
-"""Names of three files or more, to be emptied by renaming."""
-
-
 def test_no_three_files_have_one_name() -> None:
     names = Counter(
         path.name for path in MODULES.values() if path.parts[len(ROOT.parts)] != "tests"
     )
     often = {name for name, count in names.items() if count > 2}
-    assert often - {"__init__.py"} <= NAMED_ALIKE
+    assert often == {"__init__.py"}
 
 
 def test_the_readme_is_short_and_names_every_package() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.accounting.rounding import text_up
-from fedsim.attacks.schema import AttackReport, Curve
+from fedsim.attacks.attack_report import AttackReport, Curve
 from fedsim.report.figures import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
 from fedsim.report.wording import NOT_COVERED, promised_text, terms_text

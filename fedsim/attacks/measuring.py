@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import spearmanr
 
+from fedsim.attacks.attack_report import Checkpoint, Curve, Group, Measured, Operating
 from fedsim.attacks.roc import Interval, Measure, Scores, auroc, bootstrap, roc_curve
 from fedsim.attacks.roc import true_positive_rate as rate_at
 from fedsim.attacks.samples import AttackSamples, MemberSplit
-from fedsim.attacks.schema import Checkpoint, Curve, Group, Measured, Operating
 from fedsim.data.store import Indices, runs
 from fedsim.evaluation.scoring import ExampleScores
 from fedsim.seeding import stream

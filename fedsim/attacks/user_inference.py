@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.accounting.earlier_training import BUILT_IN
+from fedsim.attacks.attack_report import AttackReport, Bound
 from fedsim.attacks.measuring import (
     RESAMPLES,
     LogRatios,
@@ -28,7 +29,6 @@ from fedsim.attacks.samples import (
     default_samples,
     known_samples,
 )
-from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.config import Config, ModelConfig
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError, about

@@ -152,7 +152,7 @@ def _cells(
 
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.report.folder import write_grid
+    from fedsim.report.comparison_folder import write_grid
     from fedsim.report.grid_result import terminal_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure

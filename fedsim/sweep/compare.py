@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsim.errors import ConfigError, RunsFailedError
 from fedsim.report.comparison import Comparison
-from fedsim.report.folder import write_comparison
+from fedsim.report.comparison_folder import write_comparison
 from fedsim.sweep.cells import expand, parse_variation
 from fedsim.sweep.jobs import (
     Job,

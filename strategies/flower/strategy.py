@@ -20,7 +20,7 @@ from fedsim.errors import BudgetSpentError
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from fedsim.strategies.flower.plan import (
+from fedsim.strategies.flower.app_plan import (
     node_plan,
     noise_multiplier_of,
     parameters_of,

@@ -16,9 +16,9 @@ from PIL import Image
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.trade_off import TradeOff
+from fedsim.attacks.attack_report import AttackReport, Bound
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
-from fedsim.attacks.schema import AttackReport, Bound
 from fedsim.attacks.user_inference import attack_run, bound_of
 from fedsim.cli.attack import _show
 from fedsim.evaluation import scoring

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsim.attacks.attack_report import AttackReport
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.samples import known_samples
-from fedsim.attacks.schema import AttackReport
 from fedsim.attacks.user_inference import attack_run
 from fedsim.config import Config
 from fedsim.data.split import split_store

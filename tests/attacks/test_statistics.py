@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedsim.attacks.attack_report import Checkpoint
 from fedsim.attacks.measuring import LogRatios, rank_correlation
-from fedsim.attacks.schema import Checkpoint
 
 RATIOS = LogRatios(np.array([1.0, 4.0, -2.0, 5.0, 0.5, 0.5, 9.0]), np.array([0, 3, 5, 7]))
 

@@ -12,7 +12,7 @@ from fedsim.clients.models.pretraining import random_start
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import Attention, ModelConfig
-from fedsim.experiments.benchmarks.server.benchmark import MODELS
+from fedsim.experiments.benchmarks.server.bench_server import MODELS
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
 

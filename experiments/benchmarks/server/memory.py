@@ -13,7 +13,7 @@ from pathlib import Path
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.experiments.benchmarks.grids.population import plan_of
-from fedsim.experiments.benchmarks.server.benchmark import MODELS
+from fedsim.experiments.benchmarks.server.bench_server import MODELS
 from fedsim.experiments.benchmarks.server.run_memory import measured, run_rows, write_words
 from fedsim.experiments.benchmarks.timing import Row
 from fedsim.grids.executor import GridExecutor

@@ -25,7 +25,7 @@ from fedsim.experiments.studies.common.series import distinct, draw_rows, pick
 from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
-from fedsim.report.folder import write_grid
+from fedsim.report.comparison_folder import write_grid
 from fedsim.report.grid_result import CellResult, GridResult, interval
 from fedsim.sweep.cells import Cell, parse_variation
 from fedsim.utils.terminal import status_when_slow

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.attacks.schema import AttackReport, Group, Measured
+from fedsim.attacks.attack_report import AttackReport, Group, Measured
 from fedsim.config import Config, parse_config
 from fedsim.data.sources.shakespeare import private_speeches
 from fedsim.experiments.studies.common.runs import written

@@ -14,7 +14,7 @@ from fedsim.clients.app import app as own_app
 from fedsim.experiments.benchmarks.grids.bytes import Watched
 from fedsim.experiments.benchmarks.grids.null_client import CLIP, app, null_spec, parameters_of
 from fedsim.experiments.benchmarks.grids.population import plan_of
-from fedsim.experiments.benchmarks.server import benchmark as server
+from fedsim.experiments.benchmarks.server import bench_server as server
 from fedsim.experiments.benchmarks.server.large_round import app as timed_app
 from fedsim.experiments.benchmarks.timing import in_own_process
 from fedsim.grids.executor import GridExecutor

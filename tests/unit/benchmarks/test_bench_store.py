@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.experiments.benchmarks.store import benchmark, sample
+from fedsim.experiments.benchmarks.store import bench_store as benchmark
+from fedsim.experiments.benchmarks.store import sample
 
 
 def test_the_full_sample_is_as_large_as_it_says() -> None:

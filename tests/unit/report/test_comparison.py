@@ -20,8 +20,8 @@ from fedsim.report.comparison import (
     render_comparison,
     terminal_table,
 )
+from fedsim.report.comparison_folder import write_comparison
 from fedsim.report.drawing import FORMS, draw
-from fedsim.report.folder import write_comparison
 from fedsim.report.schema import Utility
 from fedsim.report.wording import outcome_text
 from tests.unit.report.report_samples import (

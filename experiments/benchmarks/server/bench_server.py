@@ -3,8 +3,8 @@
 Each part's `ratio_to_floor` is to one pass that copies the parameters and adds to the copy; that of
 the noise is to the fastest generator of normals at hand, drawing as many with all cores.
 
-`python -m fedsim.experiments.benchmarks.server.benchmark CONFIG` prints the peak over two rounds of
-the model of a config, transformers' JSON, in float32 copies of the parameters.
+`python -m fedsim.experiments.benchmarks.server.bench_server CONFIG` prints the peak over two rounds
+of the model of a config, transformers' JSON, in float32 copies of the parameters.
 """
 
 from __future__ import annotations

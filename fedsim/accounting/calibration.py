@@ -107,7 +107,7 @@ def calibrate_noise_multiplier(
             )
         return noise_multiplier
 
-    return remembered("calibration", inputs, solved, lambda value: 0.0 < value < math.inf)
+    return remembered("calibration", inputs, solved)
 
 
 def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:

@@ -44,10 +44,7 @@ def promise_folder(start: str) -> Path | None:
     """Return the folder of a start's files that has a privacy.json; None if none is known."""
     path = Path(start).expanduser().resolve()
     if not path.exists():
-        try:
-            return hub_folder(start, PROMISE)
-        except LookupError:  # no hub was reached
-            return None
+        return hub_folder(start, PROMISE)
     folder = path.parent if path.is_file() else path
     return folder if (folder / PROMISE).is_file() else None
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
-from fedsim.data.building.tokenise import Encode, Record
+from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity
-from fedsim.data.sources.records import RawRecord
 from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import FORMAT_VERSION, is_store
 from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
+from fedsim.utils.json_text import digest
 
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
@@ -29,46 +29,15 @@ _READING = 5  # another number where the same source gives other users or texts 
 _USER_COLUMN = DataConfig.model_fields["user_column"].default
 
 
-def records(config: DataConfig) -> Iterator[tuple[str | None, str | None]]:
-    """Return an iterator over (user, text) in the source's order, prepared as the config says.
+def records(config: DataConfig) -> Iterable[Any]:
+    """Return (user, text) in the source's order, prepared, with owners where texts have several.
 
-    Without a preparation None stands where the source has a null, or a user has no name. With one
-    the iterator is a `Prepared`, which counts what was dropped, nulls too.
+    Without a preparation None stands where the source has a null, or a user has no name. With one,
+    or with owners, the iterable is a `Prepared`, which counts what was dropped, nulls too.
 
     Raises:
         ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
     """
-    if config.preparation:
-        return _prepared(config)
-    return ((row.user, row.text) for row in _rows(config))
-
-
-def owned_records(config: DataConfig) -> Iterable[Record]:
-    """Return the records that a store is made of: with their owners, where texts have several.
-
-    What the preparation has dropped is in the iterable's `dropped`, if it has one.
-    """
-    return _Owned(config) if config.co_owned else records(config)
-
-
-class _Owned:
-    """An iterator over (user, text, owners), and what the preparation has dropped."""
-
-    def __init__(self, config: DataConfig) -> None:
-        prepared = _prepared(config)
-        self.dropped = prepared.dropped
-        self._stream = prepared.stream
-
-    def __iter__(self) -> Iterator[Record]:
-        return ((record.user, record.text, record.owners) for record in self._stream)
-
-
-def _prepared(config: DataConfig) -> Prepared:
-    chat = config.text_kind != "text"
-    return Prepared(_rows(config), config.preparation, co_owned=config.co_owned, chat=chat)
-
-
-def _rows(config: DataConfig) -> Iterator[RawRecord]:
     spec = SourceSpec(
         config.source,
         config.user_column,
@@ -78,7 +47,10 @@ def _rows(config: DataConfig) -> Iterator[RawRecord]:
         config.owners_column,
         config.owners_separator,
     )
-    return rows(spec, needed_columns(config.preparation))
+    read, chat = rows(spec, needed_columns(config.preparation)), config.text_kind != "text"
+    if config.preparation or config.co_owned:
+        return Prepared(read, config.preparation, co_owned=config.co_owned, chat=chat)
+    return ((row.user, row.text) for row in read)
 
 
 def encoder(config: DataConfig, model: LanguageModel) -> Encode:
@@ -93,10 +65,7 @@ def encoder(config: DataConfig, model: LanguageModel) -> Encode:
     field = f"data.{config.text_kind}_column = {column!r}"
     if not hasattr(model, "chat_encoder"):
         raise ConfigError(f"{field}: the model {model.name!r} reads no conversations")
-    encode: Encode = cast("ChatModel", model).chat_encoder(
-        config.counted, config.chat_template, field
-    )
-    return encode
+    return cast("ChatModel", model).chat_encoder(config.counted, config.chat_template, field)
 
 
 def source_fingerprint(config: DataConfig) -> str:
@@ -104,8 +73,7 @@ def source_fingerprint(config: DataConfig) -> str:
 
     No text is read; see `fedsim.data.sources.local_files.identity`.
     """
-    named = [*identity(config.source), *fingerprint(config.preparation)]
-    return _sha256(json.dumps(named))
+    return digest([*identity(config.source), *fingerprint(config.preparation)])
 
 
 def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
@@ -125,18 +93,13 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     encode = encoder(config, model)
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
-        try:
+        with suppress(FileExistsError):  # another process was faster, with the same content
             return build(config, model, encode, destination)
-        except FileExistsError:
-            pass  # another process was faster, with the same content
     return TokenStore.open(destination)
 
 
 def build(
-    config: DataConfig,
-    model: LanguageModel,
-    encode: Encode,
-    destination: Path,
+    config: DataConfig, model: LanguageModel, encode: Encode, destination: Path
 ) -> TokenStore:
     """Make the store of the config's records, with a line on how far it is.
 
@@ -152,7 +115,7 @@ def build(
     _check_users(config)
     with terminal_progress() as progress:
         return build_store(
-            owned_records(config),
+            records(config),
             encode=encode,
             vocabulary_size=model.vocabulary_size,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
@@ -216,7 +179,7 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         *(getattr(config, key) for key in _CONTENT),
         *(getattr(encode, name, None) for name in encoding),
     ]
-    return _sha256(json.dumps(parts))
+    return digest(parts)
 
 
 def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> TokenStore:

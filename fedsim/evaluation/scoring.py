@@ -39,11 +39,10 @@ class ExampleScores:
     def summed_by(self, groups: Indices) -> ExampleScores:
         """Return one entry a group; `groups` (examples,) has the group of each, from 0 on."""
         count = int(groups.max()) + 1 if len(groups) else 0
-        return ExampleScores(
-            np.bincount(groups, self.nats, count).astype(np.float64),
-            np.bincount(groups, self.correct, count).astype(np.int64),
-            np.bincount(groups, self.tokens, count).astype(np.int64),
+        nats, correct, tokens = (
+            np.bincount(groups, values, count) for values in (self.nats, self.correct, self.tokens)
         )
+        return ExampleScores(nats, correct.astype(np.int64), tokens.astype(np.int64))
 
     def mean_nats(self) -> npt.NDArray[np.float64]:
         """Return the loss of each entry, nats a predicted token; NaN where none is predicted."""
@@ -110,8 +109,6 @@ def score_padded(
     if model.unknown_token_id is not None:
         right &= targets != model.unknown_token_id
     nats = (token_losses(logits, tokens).double() * mask).sum(dim=1)
-    return (
-        nats.cpu().numpy(),
-        right.sum(dim=1).cpu().numpy(),
-        mask.sum(dim=1).cpu().numpy(),
-    )
+    sums = (nats, right.sum(dim=1), mask.sum(dim=1))
+    nats, correct, predicted = (value.cpu().numpy() for value in sums)
+    return nats, correct, predicted

@@ -16,7 +16,6 @@ from fedsim.evaluation.metrics import perplexity
 from fedsim.evaluation.scoring import batches_by_length, score_padded
 from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials, load_model
-from fedsim.registry import names
 from fedsim.utils.terminal import table_console, table_of
 
 _SEED = 0
@@ -38,17 +37,12 @@ def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict
         ConfigError: the model is of another tokenizer.
     """
     longest = int(store.manifest["sequence_length"])
-    # The tokenizer is looked at before a built-in model is pre-trained, which takes minutes.
-    steps = 0 if model_name in names("models") else None
-    untrained = ModelConfig(name_or_path=model_name, pretraining_steps=steps)
-    model = load_model(untrained, sequence_length=longest)
+    model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
     if model.tokenizer_fingerprint != store.manifest["tokenizer_fingerprint"]:
         raise ConfigError(
             f"--model = {model_name!r}: the store was made with another tokenizer; give the model "
             "that it was built for (--tokenizer of fedsim data build)"
         )
-    if steps is not None:
-        model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
     materials = Materials(model, store, split_store(store, _SEED, 0.0, 0.0), _SEED)
     return {
         "store": str(store.path),
@@ -64,8 +58,7 @@ def _row(
 ) -> dict[str, Any]:
     model, split = materials.model, materials.split
     start = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
-    sequences = tokens = predicted = short = 0
-    nats = 0.0
+    sequences = tokens = predicted = short = nats = 0.0
     for users in np.array_split(np.arange(split.num_users), -(-split.num_users // _USERS_AT_ONCE)):
         block = cohort_block(
             split,
@@ -84,10 +77,10 @@ def _row(
             lengths = block.lengths[places]
             padded = block.tokens[places, : lengths.max()]
             sums = score_padded(model, start, padded, lengths)
-            nats, predicted = nats + float(sums[0].sum()), predicted + int(sums[2].sum())
+            nats, predicted = nats + float(sums[0].sum()), predicted + float(sums[2].sum())
     return {
         "selection": rule,
-        "sequences": sequences,
+        "sequences": int(sequences),
         "mean_length": tokens / sequences,
         "perplexity": perplexity(nats / predicted) if predicted else None,
         "shorter_than_sequence_length": short / sequences,

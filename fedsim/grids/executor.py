@@ -16,12 +16,7 @@ from fedsim.config import Config
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys, shards
 from fedsim.grids.in_process import InProcessGrid
-from fedsim.grids.records import (
-    ClientSpec,
-    ShardReply,
-    ShardRequest,
-    to_record,
-)
+from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest, to_record
 from fedsim.grids.sharding import even_shards, unit_tokens
 from fedsim.materials import Materials, worker_device
 from fedsim.plan import RoundPlan
@@ -116,11 +111,10 @@ class GridExecutor:
                     f"round {round}: shard {reply.shard} of round {reply.round} came twice or "
                     "unasked"
                 )
-            num_units = len(pieces[reply.shard])
-            if reply.total.num_units != num_units:
+            if reply.total.num_units != len(pieces[reply.shard]):
                 raise RuntimeError(
                     f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, was "
-                    f"sent {num_units}"
+                    f"sent {len(pieces[reply.shard])}"
                 )
             waiting[reply.shard] = reply
             while following in waiting:  # in shard order: the bits do not depend on timing
@@ -140,12 +134,7 @@ class GridExecutor:
         return even_shards(cohort, alike if self._tokens is None else self._tokens, num_nodes)
 
     def _replies(
-        self,
-        parameters: Tensors,
-        pieces: list[Keys],
-        clip: Clip,
-        nodes: list[int],
-        round: int,
+        self, parameters: Tensors, pieces: list[Keys], clip: Clip, nodes: list[int], round: int
     ) -> Iterator[ShardReply]:
         record, clip_json = to_record(parameters), clip.model_dump_json()
         requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice

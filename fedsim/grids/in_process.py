@@ -24,10 +24,7 @@ class InProcessGrid(OneRunGrid):
         return [_WORKER_NODE]
 
     def send_and_receive(
-        self,
-        messages: Iterable[Message],
-        *,
-        timeout: float | None = None,
+        self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield reply after reply, so that one sum is held at a time whatever the cohort."""
         for message in messages:

@@ -71,16 +71,6 @@ class NoiseMatrix:
                 f"feedback = {self.feedback}, decays = {self.decays}: columns that overlap are "
                 "priced with entries >= 0 alone; give weights >= 0 and decays in [0, 1]"
             )
-        if (
-            (self.kind == "blt") != bool(self.decays)
-            or (self.kind == "banded" and len(self.feedback) >= self.separation)
-            or (self.kind == "independent" and self.feedback)
-        ):
-            raise ValueError(
-                f"kind = {self.kind!r}: with {len(self.feedback)} of feedback, {len(self.decays)} "
-                f"decays and separation = {self.separation} it is another; take banded_matrix or "
-                "buffered_matrix"
-            )
 
     def column(self, rounds: int) -> Array:
         """Return the first entries of the first column of C, (rounds,)."""

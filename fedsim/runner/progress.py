@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import ExitStack
 from typing import Self
@@ -10,13 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedsim.report.schema import RoundMetrics
 from fedsim.report.wording import NOT_COVERED
-from fedsim.utils.terminal import progress_console, told_when_quiet
+from fedsim.utils.terminal import logging_each_half_minute, progress_console
+
+log = logging.getLogger("fedsim")
 
 
 class _Bar:
     """A bar of rounds on standard error, where that is a terminal; else lines of a log.
 
-    A round may take hours, and few of them be scored: a half minute without a line has one.
+    A round may take hours, and few of them be scored: every half minute has a line.
     """
 
     def __init__(self, title: str, rounds: int, done: int = 0) -> None:
@@ -39,7 +42,7 @@ class _Bar:
         self._progress.start()
         self._began = time.monotonic()
         if self._progress.disable:
-            self._say = self._open.enter_context(told_when_quiet(self._still))
+            self._open.enter_context(logging_each_half_minute(self._still))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,9 +87,9 @@ class RoundProgress(_Bar):
         self._progress.update(self._task, note=beside)
         if self._progress.disable:
             if not self._said:  # once: a run may have thousands of lines
-                self._say(f"{self._title}: held-out losses are {NOT_COVERED}")
+                log.info("%s: held-out losses are %s", self._title, NOT_COVERED)
                 self._said = True
-            self._say(f"{self._title}: round {line.round} of {self._rounds}, {note}")
+            log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
 
 
 class CountProgress(_Bar):
@@ -97,4 +100,4 @@ class CountProgress(_Bar):
         self._count()
         tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
         if self._progress.disable and tenths[0] != tenths[1]:
-            self._say(f"{self._title}: round {self._done} of {self._rounds}")
+            log.info("%s: round %d of %d", self._title, self._done, self._rounds)

@@ -18,12 +18,7 @@ _PACKAGES = ("dp-accounting", "numpy", "scipy")
 _SOURCES = ("accounting/**/*.py", "strategies/*/*.py", "noise/*.py", "sampling.py")
 
 
-def remembered(
-    kind: str,
-    inputs: Mapping[str, Any],
-    compute: Callable[[], float],
-    sound: Callable[[float], bool],
-) -> float:
+def remembered(kind: str, inputs: Mapping[str, Any], compute: Callable[[], float]) -> float:
     """Return `compute()`, or what it returned before for the same inputs, by the same code.
 
     The code is that of the accountants here, to the byte, and the libraries by their versions: a
@@ -33,7 +28,6 @@ def remembered(
         kind: names the folder under `fedsim.utils.files.cache_dir()`.
         inputs: everything the result depends on, as JSON values.
         compute: what to do when nothing is known; its errors are not remembered.
-        sound: whether a number that was read back can be one: damage must not become noise 0.
 
     A file that is missing or unreadable is computed again, and a cache that cannot be written is no
     reason to fail.
@@ -45,9 +39,7 @@ def remembered(
     }
     path = cache_dir() / kind / f"{digest(key)}.json"
     with suppress(OSError, ValueError, LookupError, TypeError):
-        value: float = read_json(path)["value"]
-        if isinstance(value, float) and sound(value):
-            return value
+        return float(read_json(path)["value"])
     value = compute()
     with suppress(OSError):
         write_atomically(path, json.dumps({"inputs": key, "value": value}, indent=1))

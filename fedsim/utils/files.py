@@ -12,17 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_OF_THE_DISK = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-}
-_READING_TOO = {errno.EACCES, errno.EPERM, errno.EIO}
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OF_THE_DISK = _NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
 
 
@@ -36,28 +27,15 @@ def shown_name(path_or_id: str) -> str:
 
 
 def hub_folder(name: str, file: str) -> Path | None:
-    """Return the folder of the hub's cache that has this file of a model; it is fetched if it can.
+    """Return the folder of the hub's cache that has this file of a model, fetched if it can be.
 
-    None for what is no hub id, or has no such file.
-
-    Raises:
-        LookupError: whether there is one is not known: no hub was reached, and what the cache has
-            does not say.
+    None where the hub has no such model or file, or where neither hub nor cache can say.
     """
-    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache  # noqa: PLC0415  (slow)
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-    from transformers.utils.hub import cached_file  # noqa: PLC0415
+    from transformers.utils.hub import cached_file  # noqa: PLC0415  (slow)
 
-    if not _HUB_ID.fullmatch(name):
-        return None
     found = None
-    try:
-        with suppress(OSError):
-            found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        if found is None and try_to_load_from_cache(name, file) is not _CACHED_NO_EXIST:
-            raise LookupError(f"{name}: no hub was reached")
-    except HFValidationError:  # such as "a--b"
-        return None
+    with suppress(OSError, ValueError):  # no hub was reached, or the name is no hub id
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
     return None if found is None else Path(found).parent
 
 
@@ -77,20 +55,16 @@ def file_digest(path: Path) -> str:
 
 
 @contextmanager
-def naming(path: Path, *, keep: bool = False) -> Iterator[None]:
-    """Let what the disk refuses in the block name the file: a write that fails does not.
-
-    Args:
-        path: of the file.
-        keep: whether an error that names a file already keeps that name.
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the disk that name none: a write that fails does not.
 
     Raises:
-        OSError: with `path` as its file name, for every error of the disk in the block.
+        OSError: for every error of the disk in the block, with a file name.
     """
     try:
         yield
     except Exception as error:
-        if (number := _number(error)) is None or (keep and getattr(error, "filename", None)):
+        if (number := _number(error)) is None or getattr(error, "filename", None):
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
 
@@ -101,7 +75,7 @@ def disk_message(error: BaseException) -> str | None:
     if number is None:
         return None
     name = error.filename if isinstance(error, OSError) and error.filename else "a file"
-    refused = "read or written" if number in _READING_TOO else "written"
+    refused = "written" if number in (*_NO_ROOM, errno.EROFS) else "read or written"
     return (
         f"{name}: cannot be {refused}: {os.strerror(number)}; what was written before is whole: "
         "make room, or get the right to write, and start again (a run: with --resume)"

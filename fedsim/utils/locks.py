@@ -58,7 +58,6 @@ def sole_writer(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process has it, or the folder cannot be written.
     """
-    made = [part for part in (folder, *folder.parents) if not part.exists()]
     with ExitStack() as held:
         with about(f"--out {folder}: cannot be written: ", (OSError,)):
             try:
@@ -73,12 +72,4 @@ def sole_writer(folder: Path) -> Iterator[None]:
         finally:
             held.close()
             with suppress(OSError):  # not empty, as a rule
-                for part in made:
-                    part.rmdir()
-
-
-def check_no_writer(folder: Path) -> None:
-    """Raise `ConfigError` if another process is writing into the folder; change nothing in it."""
-    if (folder / LOCK).exists():
-        with sole_writer(folder):
-            pass
+                folder.rmdir()

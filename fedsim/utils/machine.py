@@ -14,10 +14,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 version = cache(metadata.version)  # of what is imported, which stays as it is
 
@@ -69,7 +66,7 @@ def keep_freed_memory() -> None:
         mallopt(_TOP_PAD, 2**26)
 
 
-_MEMINFO, _GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+_MEMINFO, _CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_for_this_process() -> int | None:
@@ -79,15 +76,12 @@ def memory_for_this_process() -> int | None:
     """
     try:
         free = proc_bytes(_MEMINFO, "MemAvailable") + proc_bytes(_MEMINFO, "SwapFree")
-        own = proc_bytes(_STATUS, "RssAnon")
+        most = free + proc_bytes(_STATUS, "RssAnon")
     except (OSError, ValueError):
         return None
-    try:
-        most, used = int((_GROUP / "memory.max").read_text()), _GROUP / "memory.stat"
-        of_all = int(re.findall(r"^anon (\d+)$", used.read_text(), re.MULTILINE)[0])
-    except (OSError, ValueError, IndexError):  # "max", or another kind of group
-        return own + free
-    return own + min(free, most - of_all)
+    with suppress(OSError, ValueError):  # no container, or one without a limit, "max"
+        return min(most, int(_CONTAINER.read_text()))
+    return most
 
 
 def proc_bytes(path: Path, name: str) -> int:
@@ -126,12 +120,9 @@ def machine() -> dict[str, Any]:
 
 def _processor() -> str:
     """Return the processor's name, or its architecture where the system does not tell."""
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, name = line.partition(":")
-            if key.strip() == "model name" and name.strip():
-                return name.strip()
-    return platform.processor() or platform.machine()
+    text = _CPUINFO.read_text(errors="replace") if _CPUINFO.exists() else ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def versions() -> dict[str, str]:

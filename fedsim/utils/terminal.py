@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for
     from rich.table import Table
 
 _WIDTH_OF_A_FILE = 200  # columns
-_SLOW = 2.0  # seconds until work is slow
-_QUIET = 30.0  # seconds without a line in a log
+_QUIET = 30.0  # seconds between two lines in a log
 
 log = logging.getLogger("fedsim")
 
@@ -31,11 +30,7 @@ def is_terminal(stream: TextIO) -> bool:
     they start; nor from a notebook's `!`, which makes a terminal of 80 columns and keeps all that
     is written to it.
     """
-    try:
-        watched = stream.isatty()
-    except (AttributeError, ValueError):  # a stand-in with `write` alone, or closed
-        return False
-    return watched and "JPY_PARENT_PID" not in os.environ
+    return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def table_console() -> Console:
@@ -74,83 +69,49 @@ def _console(*, stderr: bool) -> Console:
 
 @contextmanager
 def status_when_slow(message: str) -> Iterator[None]:
-    """Show a spinner on standard error after two seconds; log a line every half minute elsewhere.
+    """Show a spinner on a terminal; elsewhere log every half minute that the work goes on.
 
     Args:
         message: what is being done.
     """
-    console = progress_console()
-    if not console.is_terminal:
-        with _still_at(message):
+    console, began = progress_console(), time.monotonic()
+    if console.is_terminal:
+        with console.status(f"{message} …"):
             yield
         return
-    from rich.live import Live  # noqa: PLC0415
-    from rich.spinner import Spinner  # noqa: PLC0415
-
-    # What is logged meanwhile goes past it: rich would put its own stream in the place of standard
-    # error, also while another thread has put one there, and leave the wrong one.
-    status = Live(
-        Spinner("dots", text=f"{message} …"),
-        console=console,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    timer = threading.Timer(_SLOW, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # else a timer that just fired would start what stop() has stopped
-        status.stop()
-
-
-@contextmanager
-def _still_at(message: str) -> Iterator[None]:
-    began = time.monotonic()
-    with told_when_quiet(lambda: f"{message}: {time.monotonic() - began:.0f} seconds so far"):
+    with logging_each_half_minute(
+        lambda: f"{message}: {time.monotonic() - began:.0f} seconds so far"
+    ):
         yield
 
 
 @contextmanager
-def told_when_quiet(line: Callable[[], str]) -> Iterator[Callable[[str], None]]:
-    """Give what logs a line, and log `line()` after each half minute in which it logged none."""
-    said, ended = threading.Event(), threading.Event()
+def logging_each_half_minute(line: Callable[[], str]) -> Iterator[None]:
+    """Log `line()` every half minute while the block runs."""
+    ended = threading.Event()
 
     def watch() -> None:
-        while True:
-            quiet = not said.wait(_QUIET)
-            said.clear()  # before the look at the end, which is set first
-            if ended.is_set():
-                return
-            if quiet:
-                log.info("%s", line())
-
-    def tell(words: str) -> None:
-        said.set()
-        log.info("%s", words)
+        while not ended.wait(_QUIET):
+            log.info("%s", line())
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield tell
+        yield
     finally:
         ended.set()
-        said.set()
         thread.join()
 
 
 def every_half_minute(message: str) -> Callable[[str], None]:
-    """Return what logs "message: line", the first after half a minute and none sooner than that."""
-    said = time.monotonic()
+    """Return a function that logs "message: line", at most once every half minute."""
+    last = time.monotonic()
 
     def tell(line: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= _QUIET:
+        nonlocal last
+        if time.monotonic() - last >= _QUIET:
             log.info("%s: %s", message, line)
-            said = time.monotonic()
+            last = time.monotonic()
 
     return tell
 

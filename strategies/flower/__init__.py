@@ -3,10 +3,6 @@
 Start at `strategy.py`.
 """
 
-from fedsim.strategies.flower.strategy import (
-    DPFedAvg,
-)
+from fedsim.strategies.flower.strategy import DPFedAvg
 
-__all__ = [
-    "DPFedAvg",
-]
+__all__ = ["DPFedAvg"]

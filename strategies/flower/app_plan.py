@@ -40,26 +40,29 @@ class NodePlan(RoundPlan):
         return {}
 
 
-def sampling(num_users: int, cohort_size: float) -> PoissonSampling:
-    """Return a coin for each user, so that `cohort_size` of `num_users` are drawn on average."""
+def node_plan(
+    *,
+    num_users: int,
+    cohort_size: float,
+    l2_clip_norm: float | Mapping[str, float],
+    delta: float,
+    noise_multiplier: float | None,
+    epsilon: float | None,
+    num_rounds: int | None,
+    noise: Literal["secure", "seeded"],
+    seed: int | None,
+    server_learning_rate: float,
+) -> NodePlan:
+    """Return the plan of every round, but for its pool: the nodes that are then connected.
+
+    For the arguments see `DPFedAvg`.
+    """
+    require(0.0 < delta < 1.0, "delta", delta, "a number in (0, 1), such as 1e-5")
     require(_whole(num_users), "num_users", num_users, "an integer >= 1")
     fits = 0.0 < cohort_size <= num_users
     require(fits, "cohort_size", cohort_size, f"a number in (0, num_users = {num_users}]")
-    return PoissonSampling(cohort_size / num_users)
-
-
-def node_plan(
-    *,
-    coins: PoissonSampling,
-    num_users: int,
-    l2_clip_norm: float | Mapping[str, float],
-    noise_multiplier: float,
-    server_learning_rate: float,
-    noise: Literal["secure", "seeded"],
-    seed: int | None,
-) -> NodePlan:
-    """Return the plan of every round, but for its pool: the nodes that are then connected."""
-    rate = server_learning_rate
+    coins, rate = PoissonSampling(cohort_size / num_users), server_learning_rate
+    multiplier = _noise_multiplier(coins, noise_multiplier, epsilon, delta, num_rounds)
     require(0.0 < rate < math.inf, "server_learning_rate", rate, "a finite number > 0")
     require(noise in ("secure", "seeded"), "noise", noise, '"secure" or "seeded"')
     fits = type(seed) is int if noise == "seeded" else seed is None
@@ -74,9 +77,9 @@ def node_plan(
             task=TaskSpec(name="flower-client-app"),
             clip=clip,
             estimator=FixedDenominator(coins.probability, float(num_users)),
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=multiplier,
             units_per_user=1,
-            optimizer=ServerOptimizer("sgd", server_learning_rate),
+            optimizer=ServerOptimizer("sgd", rate),
             seed=seed or 0,
             entropy=noise,
         )
@@ -101,7 +104,7 @@ def _clip(norm: float | Mapping[str, float]) -> FlatClip | PerLayerClip:
     return FlatClip(l2_clip_norm=norm)
 
 
-def noise_multiplier_of(
+def _noise_multiplier(
     coins: PoissonSampling,
     given: float | None,
     epsilon: float | None,

@@ -20,13 +20,7 @@ from fedsim.errors import BudgetSpentError
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.state import ServerState
-from fedsim.strategies.flower.app_plan import (
-    node_plan,
-    noise_multiplier_of,
-    parameters_of,
-    require,
-    sampling,
-)
+from fedsim.strategies.flower.app_plan import node_plan, parameters_of, require
 from fedsim.strategies.flower.replies import Replies
 
 log = logging.getLogger("flwr")  # the log of the app that this is part of
@@ -88,20 +82,19 @@ class DPFedAvg(strategy.Strategy):
         server_learning_rate: float = 1.0,
         fraction_evaluate: float = 0.0,
     ) -> None:
-        require(0.0 < delta < 1.0, "delta", delta, "a number in (0, 1), such as 1e-5")
         fits = 0.0 <= fraction_evaluate <= 1.0
         require(fits, "fraction_evaluate", fraction_evaluate, "a number in [0, 1]")
-        coins = sampling(num_users, cohort_size)
         self._plan: RoundPlan = node_plan(
-            coins=coins,
             num_users=num_users,
+            cohort_size=cohort_size,
             l2_clip_norm=l2_clip_norm,
-            noise_multiplier=noise_multiplier_of(
-                coins, noise_multiplier, epsilon, delta, num_rounds
-            ),
-            server_learning_rate=server_learning_rate,
+            delta=delta,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            num_rounds=num_rounds,
             noise=noise,
             seed=seed,
+            server_learning_rate=server_learning_rate,
         )
         self._delta = delta
         self._budget = None if epsilon is None else Budget(epsilon, delta)
@@ -142,15 +135,9 @@ class DPFedAvg(strategy.Strategy):
 
     def summary(self) -> None:
         """Log what each round does."""
-        plan = self._plan
-        log.info(
-            "%s with probability %g, clip bound %g, noise standard deviation %g (multiplier %g)",
-            plan.sampling.in_words("users"),
-            plan.sampling.probability,
-            plan.clip.bound,
-            plan.noise_stddev,
-            plan.noise_multiplier,
-        )
+        plan, users = self._plan, self._plan.sampling.in_words("users")
+        log.info("%s with probability %g", users, plan.sampling.probability)
+        log.info("clip bound %g, noise standard deviation %g", plan.clip.bound, plan.noise_stddev)
 
     def start(  # noqa: PLR0917  (the signature is Flower's)
         self,

@@ -26,6 +26,9 @@ BUFFERED = 1 << 22  # tokens in memory before they are written
 _AT_ONCE = 1 << 20  # ids: an index takes 8 bytes, an id takes 2
 
 
+Numbers = npt.NDArray[np.uint32]
+
+
 class Rows(NamedTuple):
     """Examples, one after the other.
 
@@ -37,30 +40,25 @@ class Rows(NamedTuple):
         owners: uint32, the numbers of those owners end to end.
     """
 
-    users: npt.NDArray[np.uint32]
-    lengths: npt.NDArray[np.uint32]
+    users: Numbers
+    lengths: Numbers
     tokens: Ids
-    others: npt.NDArray[np.uint32]
-    owners: npt.NDArray[np.uint32]
+    others: Numbers
+    owners: Numbers
 
     def taken(self, order: Indices) -> Rows:
         """Return these examples in this order."""
-        tokens = [np.zeros(0, self.tokens.dtype), *ordered(self.tokens, self.lengths, order)]
-        owners = [np.zeros(0, "<u4"), *ordered(self.owners, self.others, order)]
+        of_tokens, of_owners = (
+            runs(offsets_of(counts)[order], counts[order].astype(np.int64))
+            for counts in (self.lengths, self.others)
+        )
         return Rows(
             self.users[order],
             self.lengths[order],
-            np.concatenate(tokens),
+            self.tokens[of_tokens],
             self.others[order],
-            np.concatenate(owners),
+            self.owners[of_owners],
         )
-
-    def split(self, firsts: Indices) -> Iterator[Rows]:
-        """Yield the parts that begin at these examples, of which the first is 0."""
-        at = firsts[1:]
-        of_tokens, of_owners = (offsets_of(counts)[at] for counts in (self.lengths, self.others))
-        parts = map(np.split, self, (at, at, of_tokens, at, of_owners))
-        return map(Rows._make, zip(*parts, strict=True))
 
 
 class Buckets:
@@ -113,13 +111,15 @@ class Buckets:
             return
         rows = Rows(*map(np.concatenate, zip(*self._waiting, strict=True)))
         self._waiting, self._num_waiting = [], 0
-        self.examples = _added(self.examples, np.bincount(rows.users))
+        count, new_users = len(self.users), (0, len(self.users) - len(self.examples))
+        self.examples = np.pad(self.examples, new_users) + np.bincount(rows.users, minlength=count)
         # Counted in float64, which is exact far beyond what waits.
-        self.tokens = _added(self.tokens, np.bincount(rows.users, rows.lengths))
+        tokens = np.bincount(rows.users, rows.lengths, count).astype(np.int64)
+        self.tokens = np.pad(self.tokens, new_users) + tokens
         self.num_pairs += len(rows.owners)
-        rows = rows.taken(np.argsort(rows.users // USERS, kind="stable"))
-        numbers, firsts = np.unique(rows.users // USERS, return_index=True)
-        for number, part in zip(numbers.tolist(), rows.split(firsts), strict=True):
+        bucket = rows.users // USERS
+        for number in np.unique(bucket).tolist():
+            part = rows.taken(np.flatnonzero(bucket == number))
             for path, values, dtype in zip(self._files(number), part, self._dtypes, strict=True):
                 with path.open("ab") as file:
                     file.write(values.astype(dtype).tobytes())
@@ -127,14 +127,8 @@ class Buckets:
     def read(self) -> Iterator[Rows]:
         """Yield each bucket's rows, in the order of arrival; the ids are memory-mapped."""
         for number in range(-(-len(self.users) // USERS)):
-            users, lengths, tokens, others, owners = self._files(number)
-            yield Rows(
-                np.fromfile(users, "<u4"),
-                np.fromfile(lengths, "<u4"),
-                np.asarray(np.memmap(tokens, self._dtypes.tokens, mode="r")),
-                np.fromfile(others, "<u4"),
-                np.fromfile(owners, "<u4"),
-            )
+            rows = zip(self._files(number), self._dtypes, strict=True)
+            yield Rows(*(_mapped(path, dtype) for path, dtype in rows))
 
     def _files(self, number: int) -> Iterator[Path]:
         return (self._folder / f"{number}.{field}" for field in Rows._fields)
@@ -151,6 +145,12 @@ class Buckets:
         return np.array(counts, "u4"), np.array(owners, "u4")
 
 
+def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:  # noqa: ANN401
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, mode="r"))
+
+
 def ordered(ids: Ids, lengths: npt.NDArray[Any], order: Indices) -> Iterator[Ids]:
     """Yield the ids of the examples in `order`, about `_AT_ONCE` at a time.
 
@@ -163,13 +163,6 @@ def ordered(ids: Ids, lengths: npt.NDArray[Any], order: Indices) -> Iterator[Ids
     for first, last in pairwise(bounds_of(offsets_of(sizes[order]), _AT_ONCE)):
         chosen = order[first:last]
         yield ids[runs(starts[chosen], sizes[chosen])]
-
-
-def _added(before: Indices, counts: npt.NDArray[Any]) -> Indices:
-    total = np.zeros(max(len(before), len(counts)), np.int64)
-    total[: len(before)] = before
-    total[: len(counts)] += counts.astype(np.int64)
-    return total
 
 
 def _joined(

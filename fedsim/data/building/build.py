@@ -2,24 +2,20 @@
 
 First (`tokenise`, `workers`, `buckets`) batches of texts become pieces of token ids, which are
 written to buckets of users as they come. Then (`write`) the buckets become the files of the store.
-All of it happens in a hidden folder beside the destination, which is renamed at the end
-(`build_folder`): a store is whole or missing. The result is the same, byte by byte, whatever the
+All of it happens in a hidden folder beside the destination, which is renamed at the end: a store
+is whole or missing. The result is the same, byte by byte, whatever the
 number of processes.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.build_folder import build_folder
 from fedsim.data.building.owners import write_owners
 from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
@@ -33,9 +29,9 @@ from fedsim.data.store.manifest import (
     write_manifest,
 )
 from fedsim.errors import ConfigError
-from fedsim.utils.terminal import every_half_minute, is_terminal, progress_console
-
-logger = logging.getLogger("fedsim")
+from fedsim.utils.files import naming, sync_all
+from fedsim.utils.locks import locked
+from fedsim.utils.terminal import every_half_minute, progress_console
 
 ReportLine = Callable[[str], None]
 
@@ -93,7 +89,7 @@ def build_store(
     """
     tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on, whole)
     report = progress or (lambda line: None)
-    with build_folder(destination) as (scratch, folder):
+    with _hidden_folder(destination) as (scratch, folder):
         buckets = Buckets(scratch, tokeniser)
         _read_all(records, buckets, tokeniser, num_workers, report)
         users, dropped = len(buckets.users), dict(sorted(buckets.dropped.items()))
@@ -131,23 +127,46 @@ def build_store(
 
 
 @contextmanager
+def _hidden_folder(destination: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield two empty folders: for temporary files, and for the store.
+
+    The second becomes `destination` when the block ends without an error: synced, then renamed.
+    One process at a time has the folders; others wait. What a killed build left is removed by the
+    next build of the same destination.
+
+    Raises:
+        FileExistsError: `destination` exists, perhaps because another process has just made it.
+    """
+    folder = destination.with_name(f".{destination.name}.build")
+    lock = destination.with_name(f".{destination.name}.lock")
+    waiting = f"another process is building {destination}: waiting for it"
+    with naming(destination), locked(lock, waiting=waiting):
+        if destination.exists():
+            raise FileExistsError(f"{destination} exists")
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch, store = folder / "scratch", folder / "store"
+        try:
+            scratch.mkdir(parents=True)
+            store.mkdir()
+            yield scratch, store
+            sync_all(store)
+            store.rename(destination)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def terminal_progress() -> Iterator[ReportLine]:
     """Show a progress line on standard error; yield its setter.
 
     Where that is no terminal, a line is logged every half minute.
     """
-    if not is_terminal(sys.stderr):
-        yield every_half_minute("building the store (no ε covers these numbers)")
+    console, what = progress_console(), "building the store (no ε covers these numbers)"
+    if not console.is_terminal:
+        yield every_half_minute(what)
         return
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description} (no ε covers these numbers)"),
-        TimeElapsedColumn(),
-        console=progress_console(),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda line: bar.update(task, description=line)
+    with console.status(what) as status:
+        yield lambda line: status.update(f"{what}: {line}")
 
 
 def _read_all(

@@ -1,23 +1,21 @@
-"""The owner graph of a store whose texts can have several owners, written some users at a time."""
+"""The owner graph of a store whose texts can have several owners, by example and by owner."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.building.buckets import Buckets, Rows
-from fedsim.data.building.write import begin_array, begin_offsets, write_names
+from fedsim.data.building.write import write_names
 from fedsim.data.store import Indices, runs
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import user_keys
 from fedsim.data.store.manifest import OwnerCounts
-from fedsim.data.store.rows import bounds_of, offsets_of, ranks
+from fedsim.data.store.rows import offsets_of, ranks
 from fedsim.seeding import hashes
 
-_AT_ONCE = 1 << 19  # examples, or pairs, that are looked at together
 _START = 0x66656473696D2F34  # the start of hashes of owners
 
 
@@ -25,8 +23,8 @@ def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
     """Write the owner graph beside the other files of a new store, and examples' keys made of it.
 
     Nothing is written where every example has no owner but its user: the store is then the same as
-    one whose source names no owners. Held in memory: the owners' names, a few numbers an owner, and
-    `_AT_ONCE` examples, or those of a bucket, with their owners.
+    one whose source names no owners. Held in memory: the owners' names, and about 40 bytes for
+    each pair of an example and an owner.
 
     Args:
         buckets: everything that was read.
@@ -51,20 +49,9 @@ def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
 
 def _write_by_example(buckets: Buckets, folder: Path, index: Indices) -> None:
     """Write each example's owners, its user first, and where they begin."""
-    num_examples = int(buckets.examples.sum())
-    with (
-        (folder / layout.EXAMPLE_OWNERS).open("wb") as owner_file,
-        (folder / layout.EXAMPLE_OWNER_OFFSETS).open("wb") as offset_file,
-    ):
-        begin_array(owner_file, num_examples + buckets.num_pairs, "<i8")
-        begin_offsets(offset_file, num_examples + 1)
-        done = 0
-        for rows in buckets.read():
-            counts, owners = _by_example(rows, index)
-            ends = done + np.cumsum(counts)
-            owner_file.write(owners.astype("<i8").tobytes())
-            offset_file.write(ends.astype("<i8").tobytes())
-            done = int(ends[-1])
+    counts, owners = zip(*(_by_example(rows, index) for rows in buckets.read()), strict=True)
+    np.save(folder / layout.EXAMPLE_OWNER_OFFSETS, offsets_of(np.concatenate(counts)))
+    np.save(folder / layout.EXAMPLE_OWNERS, np.concatenate(owners))
 
 
 def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
@@ -83,28 +70,13 @@ def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
 
 
 def _write_by_owner(folder: Path, num_owners: int) -> None:
-    """Write the same pairs by owner: a counting sort, chunk after chunk."""
-    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS, mmap_mode="r")
-    owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
-    counts = np.zeros(num_owners, np.int64)
-    for start in range(0, len(owners), _AT_ONCE):
-        counts += np.bincount(owners[start : start + _AT_ONCE], minlength=num_owners)
-    owner_offsets = offsets_of(counts)
-    np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, owner_offsets)
-    examples = np.lib.format.open_memmap(
-        folder / layout.OWNER_EXAMPLES, "w+", np.dtype("<i8"), (len(owners),)
-    )
-    place = owner_offsets[:-1].copy()
-    for first in range(0, len(offsets) - 1, _AT_ONCE):
-        last = min(first + _AT_ONCE, len(offsets) - 1)
-        low, high = int(offsets[first]), int(offsets[last])
-        whose = np.asarray(owners[low:high])
-        example = np.repeat(np.arange(first, last), np.diff(offsets[first : last + 1]))
-        order = np.argsort(whose, kind="stable")  # so an owner's examples stay ascending
-        held = np.bincount(whose, minlength=num_owners)
-        examples[place[whose[order]] + ranks(held)] = example[order]
-        place += held
-    examples.flush()
+    """Write the same pairs by owner, an owner's examples ascending."""
+    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)
+    owners = np.load(folder / layout.EXAMPLE_OWNERS)
+    counts = np.bincount(owners, minlength=num_owners)
+    np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, offsets_of(counts))
+    example = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    np.save(folder / layout.OWNER_EXAMPLES, example[np.argsort(owners, kind="stable")])
 
 
 def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
@@ -114,20 +86,11 @@ def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
     first. The key is a hash of the user, the set of owners, and the place among the examples of
     that user with the same owners.
     """
-    user_offsets = np.load(folder / layout.USER_OFFSETS)
-    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS, mmap_mode="r")
-    owners = np.load(folder / layout.EXAMPLE_OWNERS, mmap_mode="r")
-    with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
-        begin_array(file, int(user_offsets[-1]), "<u8")
-        for first, last in pairwise(bounds_of(user_offsets, _AT_ONCE)):
-            low, high = int(user_offsets[first]), int(user_offsets[last])
-            starts = np.asarray(offsets[low : high + 1]) - offsets[low]
-            of_owners = keys[np.asarray(owners[offsets[low] : offsets[high]])]
-            sets = np.add.reduceat(hashes(_START, of_owners), starts[:-1])
-            user = of_owners[starts[:-1]]
-            alike = hashes(hashes(user, sets), np.zeros(len(sets), np.int64))
-            order = np.argsort(alike, kind="stable")
-            fresh = np.flatnonzero(np.diff(alike[order], prepend=alike[order][:1] + np.uint64(1)))
-            place = np.empty(len(alike), np.int64)
-            place[order] = ranks(np.diff(np.append(fresh, len(alike))))
-            file.write(hashes(alike, place).astype("<u8").tobytes())
+    starts = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)[:-1]
+    of_owners = keys[np.load(folder / layout.EXAMPLE_OWNERS)]
+    sets = np.add.reduceat(hashes(_START, of_owners), starts)
+    alike = hashes(hashes(of_owners[starts], sets), np.zeros(len(sets), np.int64))
+    _, group, sizes = np.unique(alike, return_inverse=True, return_counts=True)
+    place = np.empty(len(alike), np.int64)
+    place[np.argsort(group, kind="stable")] = ranks(sizes)
+    np.save(folder / layout.EXAMPLE_KEYS, hashes(alike, place))

@@ -27,8 +27,6 @@ _ALONE = 20  # batches that take less time than to start a process
 
 def default_workers() -> int:
     """Return the default number of processes: one a CPU, at most eight."""
-    if hasattr(os, "sched_getaffinity"):  # what this process may use; not on every system
-        return min(_MOST, len(os.sched_getaffinity(0)))
     return min(_MOST, os.cpu_count() or 1)
 
 
@@ -99,10 +97,10 @@ class _Worker:
             answer = pickle.load(self._process.stdout)  # noqa: S301  (our own process)
         except (EOFError, OSError, pickle.UnpicklingError):
             raise self._died() from None
-        if isinstance(answer, BaseException):
+        if isinstance(answer, Exception):
             raise answer
-        assert isinstance(answer, TokenisedBatch)  # noqa: S101  (for the type checker)
-        return answer
+        batch: TokenisedBatch = answer
+        return batch
 
     def end(self) -> None:
         self._process.kill()
@@ -136,10 +134,10 @@ def main() -> None:
             batch = pickle.load(requests)  # noqa: S301
             try:
                 answer: object = tokeniser(batch)
-            except Exception as error:
-                answer = RuntimeError(f"{type(error).__name__}: {error}")
-                if type(error) in (ValueError, ConfigError):
-                    answer = type(error)(str(error))
+            except ConfigError as error:
+                answer = ConfigError(str(error))
+            except Exception as error:  # of any kind, which may not be one that can be sent
+                answer = ValueError(f"{type(error).__name__}: {error}")
             pickle.dump(answer, replies)
             replies.flush()
     except (EOFError, BrokenPipeError, KeyboardInterrupt, pickle.UnpicklingError):

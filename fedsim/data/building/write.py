@@ -36,7 +36,8 @@ def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[
         (folder / layout.TOKENS).open("wb") as token_file,
         (folder / layout.EXAMPLE_OFFSETS).open("wb") as offset_file,
     ):
-        begin_offsets(offset_file, num_examples + 1)
+        _begin_array(offset_file, num_examples + 1, "<i8")
+        offset_file.write(np.zeros(1, "<i8").tobytes())
         done = 0
         for rows in buckets.read():
             order = np.argsort(rows.users, kind="stable")  # a user's examples stay as they came
@@ -59,13 +60,7 @@ def write_names(path: Path, names: Iterable[str]) -> None:
         file.writelines(json.dumps(name) + "\n" for name in names)
 
 
-def begin_offsets(file: BinaryIO, size: int) -> None:
-    """Write what `np.save` writes before an array of that many offsets, and the first of them."""
-    begin_array(file, size, "<i8")
-    file.write(np.zeros(1, "<i8").tobytes())
-
-
-def begin_array(file: BinaryIO, size: int, dtype: str) -> None:
+def _begin_array(file: BinaryIO, size: int, dtype: str) -> None:
     """Write what `np.save` writes before a row of that length and type."""
     header = {"descr": dtype, "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(file, header)
@@ -77,7 +72,7 @@ def _write_keys(folder: Path, dtype: np.dtype[np.integer], num_users: int) -> No
     tokens = np.asarray(np.memmap(folder / layout.TOKENS, dtype, mode="r"))
     offsets = np.load(folder / layout.EXAMPLE_OFFSETS, mmap_mode="r")
     with (folder / layout.EXAMPLE_KEYS).open("wb") as file:
-        begin_array(file, len(offsets) - 1, "<u8")
+        _begin_array(file, len(offsets) - 1, "<u8")
         for keys in example_keys(tokens, offsets):
             file.write(keys.astype("<u8").tobytes())
 

@@ -135,17 +135,10 @@ class _Index:
         self._words = step.shingle_words
         self._threshold = step.threshold
         self._empty = sketch.MinHash(num_perm=step.num_permutations)
+        count = step.num_permutations
         # Candidates are checked below, so missing one is what must be rare, not a false one.
-        try:
-            self._buckets = sketch.MinHashLSH(
-                threshold=step.threshold, num_perm=step.num_permutations, weights=(0.1, 0.9)
-            )
-        except ValueError:  # of no bands that find what is so alike
-            raise ConfigError(
-                f"data.preparation: {step.step}: threshold = {step.threshold}: too high to be told "
-                f"with num_permutations = {step.num_permutations}; lower it, or give more "
-                "permutations"
-            ) from None
+        with about(f"data.preparation: {step.step}: num_permutations = {count}: give more: "):
+            self._buckets = sketch.MinHashLSH(step.threshold, count, weights=(0.1, 0.9))
         self._signatures: list[Signature] = []
         self._whose: list[Whose] = []
 

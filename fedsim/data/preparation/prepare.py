@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from fedsim.data.preparation.emails import (
 from fedsim.data.preparation.step import ACROSS_USERS, Step
 from fedsim.data.preparation.texts import RepeatedNgrams, TextLength
 from fedsim.data.preparation.times import SortByTime, TimeWindow
-from fedsim.data.preparation.urls import DropUrls, StripUrls
+from fedsim.data.preparation.urls import DropUrls
 from fedsim.data.preparation.users import (
     DropUsers,
     MaxExamples,
@@ -60,7 +60,6 @@ AnyStep = Annotated[
     | RepeatedNgrams
     | SortByTime
     | StripQuotes
-    | StripUrls
     | TextLength
     | TimeWindow
     | UserName
@@ -80,7 +79,7 @@ _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
 
 
 class Prepared:
-    """An iterator over (user, text) after all steps, and what they dropped so far.
+    """An iterator over (user, text) after all steps, with the owners where texts have several.
 
     Args:
         records: of the source.
@@ -89,7 +88,7 @@ class Prepared:
         chat: whether texts are conversations.
 
     Attributes:
-        stream: the same records with their owners, to be read in place of the iterator.
+        stream: the records of the iterator, with all that they hold.
         dropped: reason to number of records; final when the iterator is exhausted.
     """
 
@@ -102,7 +101,7 @@ class Prepared:
         chat: bool = False,
     ) -> None:
         self.dropped: Counter[str] = Counter()
-        self._chat = chat
+        self._chat, self._co_owned = chat, co_owned
         stream = self._whole(records)
         for step in steps:
             if not step.per_user or (co_owned and step.compares_texts):
@@ -111,12 +110,9 @@ class Prepared:
             stream = step.apply(stream, self.dropped)
         self.stream = stream
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return self
-
-    def __next__(self) -> tuple[str, str]:
-        record = next(self.stream)
-        return record.user, record.text
+    def __iter__(self) -> Iterator[Any]:
+        fields = 3 if self._co_owned else 2
+        return ((record.user, record.text, record.owners)[:fields] for record in self.stream)
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
         """Drop nulls and empty texts, by the reasons that the store counts them under."""

@@ -1,15 +1,14 @@
-"""Steps on URLs: of the page that a text comes from, and in the text."""
+"""Steps on URLs of the pages that texts come from."""
 
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Literal
+from urllib.parse import SplitResult, urlsplit
 
 from publicsuffixlist import PublicSuffixList
 from pydantic import model_validator
@@ -24,9 +23,8 @@ def host(url: str) -> str:
 
     In ASCII (IDNA), so that a domain has one name; "" also where that cannot be.
     """
-    text = url.strip()
     try:
-        hostname = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+        hostname = _parts(url).hostname or ""
         if not hostname.isascii():
             hostname = hostname.encode("idna").decode()
     except ValueError:  # an unfinished IPv6 address, a label that no domain has
@@ -50,9 +48,6 @@ def base_domain(url: str) -> str:
 @lru_cache(maxsize=1)
 def _suffixes() -> PublicSuffixList:
     return PublicSuffixList()
-
-
-_IN_TEXT = re.compile(r"(?:https?://|www\.)\S+", re.IGNORECASE)
 
 
 class DropUrls(Step):
@@ -94,26 +89,17 @@ class DropUrls(Step):
         return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-class StripUrls(Step):
-    """Cut URLs out of texts, and drop a text that was nothing else. Streams."""
-
-    changes_text: ClassVar[bool] = True
-
-    step: Literal["strip-urls"] = "strip-urls"
-
-    def one(self, record: Record) -> Record | str:
-        """Keep a text without its URLs."""
-        text = _IN_TEXT.sub("", record.text)
-        return record._replace(text=text) if text.strip() else "nothing but URLs"
-
-
 def _page(url: str) -> str:
-    text = url.strip()
     try:
-        parts = urlsplit(text if "://" in text else f"//{text}")
+        parts = _parts(url)
     except ValueError:
-        return text
+        return url.strip()
     return (parts.netloc.lower() + parts.path).rstrip("/")
+
+
+def _parts(url: str) -> SplitResult:
+    text = url.strip()
+    return urlsplit(text if "://" in text else f"//{text}")
 
 
 def _parents(name: str) -> set[str]:

@@ -110,7 +110,7 @@ class MergeUsers(Step):
 def _pairs(path: Path) -> list[tuple[str, str]]:
     """Return alias and person, without the spaces around them, as names are read from a source."""
     if path.suffix == ".json":
-        pairs = parse_json(path.read_bytes(), private=True)
+        pairs = parse_json(path.read_bytes())
         if not isinstance(pairs, dict):
             raise ValueError("wanted: a JSON object of alias to person")
         pairs = pairs.items()

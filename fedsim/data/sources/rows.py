@@ -241,7 +241,7 @@ def _json_records(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             place = path.name if is_list else f"{path.name}: line {number}"
             try:
-                value = parse_json(text, private=True)
+                value = parse_json(text)
             except ValueError as error:
                 what = getattr(error, "msg", error)
                 raise ValueError(f"{place} is no JSON: {what}") from error

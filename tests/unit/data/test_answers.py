@@ -102,8 +102,8 @@ def test_what_is_no_conversation_is_named(messages: object, said: str, tmp_path:
 
 
 def test_a_step_that_rewrites_texts_is_refused() -> None:
-    steps = [{"step": "strip-urls"}]
-    with pytest.raises(ValueError, match="strip-urls: changes texts"):
+    steps = [{"step": "strip-quotes"}]
+    with pytest.raises(ValueError, match="strip-quotes: changes texts"):
         DataConfig.model_validate({"messages_column": "m", "preparation": steps, "source": "x"})
 
 

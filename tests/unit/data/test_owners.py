@@ -17,7 +17,7 @@ from fedsim.config import parse_config
 from fedsim.data.building import buckets
 from fedsim.data.building.tokenise import Record
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import open_or_build, owned_records
+from fedsim.data.reading import open_or_build, records
 from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import OWNERS, USERS
@@ -144,7 +144,7 @@ def test_lists_are_read_name_by_name(tmp_path: Path) -> None:
     path = _write(
         tmp_path / "rows.jsonl", [["bob", 7, 7.0, "007"], [], None, ["bob", None], ["b", ""]]
     )
-    read: Any = owned_records(_config(path))
+    read: Any = records(_config(path))
     assert [record[2:] for record in read] == [(("bob", "7", "007"),), ((),)]
     assert read.dropped == {"owners not all named": 3}
 
@@ -156,9 +156,9 @@ def test_lists_in_other_formats(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text('who,said,owners\nann,a,"bob; cy"\nbob,b,\n')
     expected = [("ann", "a", ("bob", "cy")), ("bob", "b", ())]
-    assert list(owned_records(_config(tmp_path / "rows.parquet"))) == expected
+    assert list(records(_config(tmp_path / "rows.parquet"))) == expected
     # An empty cell of a CSV is a null, and nobody knows whose the text is.
-    read = list(owned_records(_config(tmp_path / "rows.csv", owners_separator=";")))
+    read = list(records(_config(tmp_path / "rows.csv", owners_separator=";")))
     assert read == expected[:1]
 
 
@@ -172,11 +172,11 @@ def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
     )
     rows = {"who": [0, 1], "said": ["a", "b"], "owners": [[1], [0, 1]]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
-    read = list(owned_records(_config(tmp_path / "saved")))
+    read = list(records(_config(tmp_path / "saved")))
     assert read == [("ann", "a", ("bob",)), ("bob", "b", ("ann", "bob"))]
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"who": "bob ", "said": "x", "owners": [" bob", "bob", "cy "]}))
-    assert list(owned_records(_config(path))) == [("bob", "x", ("bob", "cy"))]
+    assert list(records(_config(path))) == [("bob", "x", ("bob", "cy"))]
 
 
 def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
         owners = pa.array([[owner]], pa.list_(theirs))
         table = {"who": pa.array([user], mine), "said": ["x"], "owners": owners}
         pq.write_table(pa.table(table), path)
-        assert list(owned_records(_config(path))) == [("7777", "x", ("7777",))]
+        assert list(records(_config(path))) == [("7777", "x", ("7777",))]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(f'who,said,owners\nann,a,"{cell}"\n')
     with pytest.raises(ConfigError, match=r"'owners': holds strings in brackets .* with ',' betw"):
-        list(owned_records(_config(path, owners_separator=",")))
+        list(records(_config(path, owners_separator=",")))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:
     path = _write(tmp_path / "rows.jsonl", [owners])
     with pytest.raises(ConfigError, match=message.split(";", maxsplit=1)[0]):
-        list(owned_records(_config(path)))
+        list(records(_config(path)))
 
 
 @pytest.mark.parametrize(

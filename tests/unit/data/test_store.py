@@ -48,14 +48,6 @@ def test_padding_nothing(store: TokenStore) -> None:
     assert (tokens.shape, lengths.shape) == ((0, 0), (0,))
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_no_such_example_or_user(store: TokenStore, index: int) -> None:
-    with pytest.raises(IndexError, match=f"example {index}: the store has 3"):
-        store.example(index)
-    with pytest.raises(IndexError, match=f"user {index}: the store has 2"):
-        store.user_examples(index)
-
-
 def test_another_process_receives_the_path_alone(tmp_path: Path) -> None:
     large = build([("ann", "x" * 100_000)], tmp_path / "large")
     sent = pickle.dumps(large)

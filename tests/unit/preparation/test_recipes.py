@@ -10,7 +10,7 @@ import pytest
 from fedsim.config import parse_config
 from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.preparation.prepare import Prepared
-from fedsim.data.reading import owned_records, records
+from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from tests.unit.preparation.recipe_samples import SAME_AS, SAMPLES, on_sample
 
@@ -89,7 +89,7 @@ def test_every_recipe_has_its_sample_and_its_counts() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_users_texts_and_drops(name: str) -> None:
     read = records(parse_config({"data": on_sample(name)}).data)
-    users = Counter(user for user, _ in read)
+    users = Counter(record[0] for record in read)
     expected_users, expected_drops = EXPECTED[name]
     assert users == expected_users
     assert (dict(read.dropped) if isinstance(read, Prepared) else {}) == expected_drops
@@ -115,7 +115,7 @@ def test_the_papers_thresholds(name: str, step: str, settings: dict[str, Any]) -
 def test_receivers_and_participants_own_what_others_wrote() -> None:
     owners: dict[str, list[tuple[str, ...]]] = {}
     for name in SAME_AS:
-        read: Any = owned_records(parse_config({"data": on_sample(name)}).data)
+        read: Any = records(parse_config({"data": on_sample(name)}).data)
         owners[name] = [record[2] for record in read]
     allen, arnold, bailey = (
         f"{name}@enron.com" for name in ("phillip.allen", "john.arnold", "susan.bailey")

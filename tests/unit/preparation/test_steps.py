@@ -161,13 +161,6 @@ def test_listed_urls_and_all_below_a_listed_domain(tmp_path: Path) -> None:
     assert dropped == {"drop-urls: listed URL": 4}
 
 
-def test_urls_in_texts() -> None:
-    rows = [(A, "see https://x.org/a?b=c now"), (A, "www.x.org"), (A, "no url")]
-    kept, dropped = prepare(rows, step("strip-urls"))
-    assert kept == [(A, "see  now"), (A, "no url")]
-    assert dropped == {"strip-urls: nothing but URLs": 1}
-
-
 @pytest.mark.parametrize(
     ("transform", "column", "user"),
     [

@@ -50,9 +50,9 @@ def test_json_that_is_none_is_one_error(text: str | bytes) -> None:
 def test_a_number_of_other_sources_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier fedsim may have got it wrong: its truncated sampling was once priced too low."""
     key = {"case": "other sources"}
-    assert remembered("hostile", key, lambda: 1.5, lambda value: True) == 1.5
+    assert remembered("hostile", key, lambda: 1.5) == 1.5
     monkeypatch.setattr("fedsim.utils.cache._sources", lambda: "another digest")
-    assert remembered("hostile", key, lambda: 2.5, lambda value: True) == 2.5
+    assert remembered("hostile", key, lambda: 2.5) == 2.5
 
 
 def test_all_that_a_price_is_computed_by_is_among_the_sources() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.config import Config, FedSGD, StrategyConfig
 from fedsim.data.selection import pool
 from fedsim.errors import ConfigError
-from fedsim.evaluation.starting_losses import losses_for
+from fedsim.evaluation.score_cache import losses_for
 from fedsim.materials import Materials
 from fedsim.parts import build_estimator, build_sampling, public_size
 from fedsim.plan import RoundPlan, TaskSpec

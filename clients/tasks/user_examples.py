@@ -11,7 +11,7 @@ import torch
 from fedsim.clients.models.dropout import drops, example_streams
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.data.selection import CohortRule, cohort_block
-from fedsim.evaluation.starting_losses import losses_for
+from fedsim.evaluation.score_cache import losses_for
 from fedsim.execution import Keys, Unit
 from fedsim.materials import Materials
 

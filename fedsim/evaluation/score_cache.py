@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,14 +17,17 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from fedsim.data.selection import CohortRule, Losses
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import ExampleScores, score_examples
 from fedsim.language_model import LanguageModel, network_digest
-from fedsim.materials import loader_name
+from fedsim.materials import Materials, loader_name
 from fedsim.registry import distribution
 from fedsim.tensors import Tensors
-from fedsim.utils.files import write_atomically
+from fedsim.utils.files import cache_dir, write_atomically
 from fedsim.utils.machine import version
+
+_log = logging.getLogger(__name__)
 
 # Raise it when the same weights and examples would score differently.
 _VERSION = 4
@@ -68,3 +72,24 @@ class ScoreCache:
         digest.update(network_digest(model, parameters).encode())
         digest.update(examples.tobytes())
         return digest.hexdigest()
+
+
+def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
+    """Return each training example's loss under the starting model, or None if `rule` needs none.
+
+    Chua et al. 2024, §4.1, choose a user's records by their perplexity under the model before
+    training. That model is public, so a user's scores depend on that user's text alone.
+
+    Returns:
+        Nats per predicted token, float32, in the order of `split.train_examples`; infinite where
+        nothing is predicted. Those of all examples of the store are kept under the cache folder,
+        and read from there the next time, whatever the split.
+    """
+    if rule not in ("highest-perplexity", "lowest-perplexity"):
+        return None
+    model, store = materials.model, materials.store
+    _log.info("%s: scores of all examples before training", model.name)
+    cache = ScoreCache(store, cache_dir() / "scores")
+    scores = cache.scores(model, model.initial_parameters(), np.arange(store.num_examples))
+    losses = np.nan_to_num(scores.mean_nats(), nan=np.inf, posinf=np.inf).astype(np.float32)
+    return losses[materials.split.train_examples]

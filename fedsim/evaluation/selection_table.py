@@ -13,8 +13,8 @@ from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.evaluation.metrics import perplexity
+from fedsim.evaluation.score_cache import losses_for
 from fedsim.evaluation.scoring import batches_by_length, score_padded
-from fedsim.evaluation.starting_losses import losses_for
 from fedsim.materials import Materials, load_model
 from fedsim.utils.terminal import table_console, table_of
 

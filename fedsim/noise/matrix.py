@@ -52,7 +52,7 @@ class NoiseMatrix:
 
     Examples:
         >>> matrix = banded_matrix(64, 4)
-        >>> len(matrix.feedback), round(matrix.prefix_error / INDEPENDENT.error_over(64), 2)
+        >>> len(matrix.feedback), round(matrix.error_over(64) / INDEPENDENT.error_over(64), 2)
         (3, 0.57)
     """
 
@@ -101,11 +101,6 @@ class NoiseMatrix:
         if not self.feedback:
             return 1.0
         return _moved(self.column(self.rounds), self.separation)
-
-    @functools.cached_property
-    def prefix_error(self) -> float:
-        """`error_over` all rounds."""
-        return self.error_over(self.rounds)
 
     def last_error_over(self, rounds: int) -> float:
         """Return the noise in the sum of `rounds` rounds, in a round's noise."""

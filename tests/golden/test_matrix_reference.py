@@ -19,7 +19,7 @@ def test_banded_matrices_are_as_good_as_those_of_jax_privacy() -> None:
     rows = [row for row in ROWS if "bands" in row]
     assert [(row["rounds"], row["bands"]) for row in rows] == BANDED
     for row in rows:
-        error = banded_matrix(row["rounds"], row["bands"]).prefix_error
+        error = banded_matrix(row["rounds"], row["bands"]).error_over(row["rounds"])
         assert error == pytest.approx(row["error"], rel=1e-8), row
 
 
@@ -45,7 +45,7 @@ def test_as_many_bands_as_rounds_lie_between_published_bounds(rounds: int) -> No
     least = float((0.5 / np.sin((2 * k - 1) * np.pi / (4 * rounds + 2))).sum()) / rounds
     squares = np.cumprod(np.concatenate([[1.0], (2 * k[:-1] - 1) / (2 * k[:-1])])) ** 2
     root = math.sqrt(squares.sum() * np.cumsum(squares).mean())
-    error = banded_matrix(rounds, rounds).prefix_error
+    error = banded_matrix(rounds, rounds).error_over(rounds)
     assert least < error < 0.99 * root
     if rounds > 500:
         assert (

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.owners import write_owners
 from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.workers import tokenise_batches
-from fedsim.data.building.write import write_examples
+from fedsim.data.building.write import write_examples, write_owners
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store.manifest import (
     CO_OWNED_VERSION,

@@ -1,4 +1,4 @@
-"""Second half of a build: the store's files, written bucket after bucket."""
+"""Second half of a build: the store's files, written bucket after bucket, and the owner graph."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
-from fedsim.data.building.buckets import Buckets, ordered
-from fedsim.data.store import Indices, ranks
+from fedsim.data.building.buckets import Buckets, Rows, ordered
+from fedsim.data.store import Indices, ranks, runs
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import example_keys, user_keys
+from fedsim.data.store.manifest import OwnerCounts
 from fedsim.data.store.rows import offsets_of
+from fedsim.seeding import hashes
+
+_START = 0x66656473696D2F34  # the start of hashes of owners
 
 
 def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[int, int]:
@@ -28,7 +33,7 @@ def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[
             and only the offsets of examples change. Else None.
     """
     examples = buckets.examples if joined is None else -(-buckets.tokens // joined)
-    write_names(folder / layout.USERS, buckets.users)
+    _write_names(folder / layout.USERS, buckets.users)
     user_offsets = offsets_of(examples)
     np.save(folder / layout.USER_OFFSETS, user_offsets)
     num_examples = int(user_offsets[-1])
@@ -54,7 +59,7 @@ def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[
     return num_examples, done
 
 
-def write_names(path: Path, names: Iterable[str]) -> None:
+def _write_names(path: Path, names: Iterable[str]) -> None:
     """Write a JSON string a line."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(name) + "\n" for name in names)
@@ -83,3 +88,80 @@ def _equal_parts(sizes: Indices, pieces: Indices) -> Indices:
     piece = ranks(pieces)
     lengths: Indices = (piece + 1) * whole // count - piece * whole // count
     return lengths
+
+
+def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
+    """Write the owner graph beside the other files of a new store, and examples' keys made of it.
+
+    Nothing is written where every example has no owner but its user: the store is then the same as
+    one whose source names no owners. Held in memory: the owners' names, and about 40 bytes for
+    each pair of an example and an owner.
+
+    Args:
+        buckets: everything that was read.
+        folder: where the store's other files are.
+    """
+    users, pairs = buckets.users, buckets.num_pairs
+    if pairs == 0:
+        return OwnerCounts(owners=len(users), pairs=0)
+    others = [name for name in buckets.owners if name not in users]
+    _write_names(folder / layout.OWNERS, others)
+    mine = np.load(folder / layout.USER_KEYS)
+    theirs = user_keys(folder / layout.OWNERS, len(others))
+    keys = np.concatenate([mine, theirs])
+    np.save(folder / layout.OWNER_KEYS, keys)
+    places = users | {name: len(users) + place for place, name in enumerate(others)}
+    index = np.array([places[name] for name in buckets.owners], np.int64)
+    _write_by_example(buckets, folder, index)
+    _write_by_owner(folder, len(keys))
+    _write_example_keys(folder, keys)
+    return OwnerCounts(owners=len(keys), pairs=pairs)
+
+
+def _write_by_example(buckets: Buckets, folder: Path, index: Indices) -> None:
+    """Write each example's owners, its user first, and where they begin."""
+    counts, owners = zip(*(_by_example(rows, index) for rows in buckets.read()), strict=True)
+    np.save(folder / layout.EXAMPLE_OWNER_OFFSETS, offsets_of(np.concatenate(counts)))
+    np.save(folder / layout.EXAMPLE_OWNERS, np.concatenate(owners))
+
+
+def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
+    """Return the owners of a bucket's examples, in the order of the store, and their numbers."""
+    order = np.argsort(rows.users, kind="stable")
+    user, count = rows.users[order].astype(np.int64), rows.others.astype(np.int64)
+    other = index[rows.owners[runs((np.cumsum(count) - count)[order], count[order])]]
+    count = count[order]
+    other = other[np.lexsort((other, np.repeat(np.arange(len(count)), count)))]
+    whole = count + 1
+    owners = np.empty(int(whole.sum()), np.int64)
+    first_place = np.cumsum(whole) - whole
+    owners[first_place] = user
+    owners[runs(first_place + 1, count)] = other
+    return whole, owners
+
+
+def _write_by_owner(folder: Path, num_owners: int) -> None:
+    """Write the same pairs by owner, an owner's examples ascending."""
+    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)
+    owners = np.load(folder / layout.EXAMPLE_OWNERS)
+    counts = np.bincount(owners, minlength=num_owners)
+    np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, offsets_of(counts))
+    example = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    np.save(folder / layout.OWNER_EXAMPLES, example[np.argsort(owners, kind="stable")])
+
+
+def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
+    """Replace the examples' keys by ones that are functions of the graph and the order alone.
+
+    A key of the tokens would let what one owner wrote decide which examples of others are drawn
+    first. The key is a hash of the user, the set of owners, and the place among the examples of
+    that user with the same owners.
+    """
+    starts = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)[:-1]
+    of_owners = keys[np.load(folder / layout.EXAMPLE_OWNERS)]
+    sets = np.add.reduceat(hashes(_START, of_owners), starts)
+    alike = hashes(hashes(of_owners[starts], sets), np.zeros(len(sets), np.int64))
+    _, group, sizes = np.unique(alike, return_inverse=True, return_counts=True)
+    place = np.empty(len(alike), np.int64)
+    place[np.argsort(group, kind="stable")] = ranks(sizes)
+    np.save(folder / layout.EXAMPLE_KEYS, hashes(alike, place))

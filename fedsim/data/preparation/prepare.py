@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
-from fedsim.data.preparation.duplicates import ExactDuplicates, NearDuplicates, NearDuplicatesOf
 from fedsim.data.preparation.emails import (
     DropForwards,
     ExpandReceivers,
@@ -20,7 +19,13 @@ from fedsim.data.preparation.emails import (
     StripQuotes,
 )
 from fedsim.data.preparation.step import ACROSS_USERS, Step
-from fedsim.data.preparation.texts import RepeatedNgrams, TextLength
+from fedsim.data.preparation.texts import (
+    ExactDuplicates,
+    NearDuplicates,
+    NearDuplicatesOf,
+    RepeatedNgrams,
+    TextLength,
+)
 from fedsim.data.preparation.times import SortByTime, TimeWindow
 from fedsim.data.preparation.urls import DropUrls
 from fedsim.data.preparation.users import (

@@ -15,9 +15,8 @@ from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
 from fedsim.evaluation import scoring, selection_table
-from fedsim.evaluation.score_cache import ScoreCache
+from fedsim.evaluation.score_cache import ScoreCache, losses_for
 from fedsim.evaluation.scoring import ExampleScores, score_examples
-from fedsim.evaluation.starting_losses import losses_for
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from fedsim.strategy import build_plan

@@ -11,7 +11,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from fedsim.grids.ray_worker import Envelope, Worker
 _LARGE = 65_536  # bytes from which an array record goes through the object store
 _LOOKAHEAD = 4  # shards a worker that may be ahead of the one to be folded next
 _ATTEMPTS = 5  # of a shard whose worker died under it
-_POLL = 0.5  # seconds between two looks at whether any worker is there
+_REST = 0.5  # seconds between two questions to a worker that died
 _PATIENCE = 60.0  # seconds without any worker before the round fails
 _START = 12.0  # seconds to wait for room in a cluster that is full
 _SLOW_START = 120.0  # seconds for the processes to start where there is room
@@ -86,7 +85,10 @@ class RayGrid(OneRunGrid):
         return list(range(2, 2 + len(self._workers)))
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
     ) -> Iterator[Message]:
         """Yield a reply a message, in their order; an error reply holds the worker's traceback."""
         return _Dispatch(self._ray, self._workers, iter(messages)).replies()
@@ -123,6 +125,7 @@ class _Dispatch:
         self._lost: deque[_Job] = deque()
         self._busy: dict[Any, tuple[_Job, Any]] = {}  # by the reference of the reply
         self._pings: dict[Any, Any] = {}  # workers that died, by the reference of a sign of life
+        self._resting: list[tuple[float, Any]] = []  # those that gave none, and when to ask again
         self._alive = time.monotonic()  # when a worker was last busy or free
         self._done: dict[int, Message] = {}
         self._stored: dict[int, tuple[ArrayRecord, Any]] = {}  # by identity, kept alive
@@ -136,11 +139,9 @@ class _Dispatch:
             if self._next in self._done:
                 self._next += 1
                 yield self._done.pop(self._next - 1)
-            elif self._busy or self._pings:
+            elif self._busy or self._pings or self._resting:
                 self._wait()
-            elif not self._free:
-                raise RuntimeError("all workers died, and none came back")
-            elif self._exhausted:
+            elif self._exhausted and not self._lost:
                 return
 
     def _assign(self) -> None:
@@ -183,12 +184,18 @@ class _Dispatch:
     def _wait(self) -> None:
         """Take in what workers have to say: replies, errors, deaths, returns."""
         now = time.monotonic()
+        due = [worker for when, worker in self._resting if when <= now]
+        self._resting = [(when, worker) for when, worker in self._resting if when > now]
+        self._pings.update((worker.ready.remote(), worker) for worker in due)
         if self._busy or self._free:
             self._alive = now
         elif now - self._alive > _PATIENCE:
             raise RuntimeError(f"all workers died, and none came back within {_PATIENCE:g} s")
         waiting = [*self._busy, *self._pings]
-        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=_POLL)
+        if not waiting:
+            time.sleep(_REST)
+            return
+        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=_REST)
         for reference in ready:
             if reference in self._busy:
                 self._take_reply(reference)
@@ -206,8 +213,7 @@ class _Dispatch:
             self._fail(job, _COLOURS.sub("", str(error)))
             self._free.append(worker)
         except errors.RayError as error:
-            # Ray repeats this question until it has started the worker again.
-            self._pings[worker.ready.options(max_task_retries=-1).remote()] = worker
+            self._pings[worker.ready.remote()] = worker
             job.attempts += 1
             if job.attempts < _ATTEMPTS:
                 self._lost.append(job)
@@ -216,9 +222,11 @@ class _Dispatch:
 
     def _take_ping(self, reference: Any) -> None:  # noqa: ANN401
         worker = self._pings.pop(reference)
-        with suppress(self._ray.exceptions.RayError):  # of a worker that will not come back
+        try:
             self._ray.get(reference)
             self._free.append(worker)
+        except self._ray.exceptions.RayError:  # not yet
+            self._resting.append((time.monotonic() + _REST, worker))
 
     def _fail(self, job: _Job, reason: str) -> None:
         error = Error(code=_FAILED, reason=f"shard {job.number}: {reason}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError, about
@@ -55,7 +55,7 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
     """Read `key.path=v1,v2,…`, each value TOML or a bare word.
 
     Raises:
-        ConfigError: no key, no or an empty value, two equal ones.
+        ConfigError: no key, or no or an empty value.
 
     Examples:
         >>> parse_variation("strategy.group_size=4,16")
@@ -69,10 +69,6 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
     values = _split(listed)
     if not all(values):
         raise ConfigError(f'{option} {text!r}: a value is missing; an empty string is ""')
-    meant = [_meaning(value) for value in values]
-    twice = [value for value, mean in zip(values, meant, strict=True) if _twice(mean, meant)]
-    if twice:
-        raise ConfigError(f"{option} {text!r}: {', '.join(twice)}: the same value twice")
     return Variation(".".join(part.strip() for part in key.split(".")), tuple(values))
 
 
@@ -146,16 +142,6 @@ def _is_toml(text: str) -> bool:
         return set(tomllib.loads(f"value = {text}")) == {"value"}
     except (ValueError, RecursionError):  # no TOML, or more than a parser takes
         return False
-
-
-def _meaning(text: str) -> Any:  # noqa: ANN401  (whatever TOML can say)
-    return tomllib.loads(f"value = {text}")["value"] if _is_toml(text) else text
-
-
-def _twice(value: Any, values: Sequence[Any]) -> bool:  # noqa: ANN401
-    """Whether more than one is equal; 8 and 8.0 are, 1 and true are not."""
-    same = [v for v in values if v == value and isinstance(v, bool) == isinstance(value, bool)]
-    return len(same) > 1
 
 
 def _check_keys(variations: Sequence[Variation], overrides: Sequence[str]) -> None:

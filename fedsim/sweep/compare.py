@@ -17,7 +17,6 @@ from fedsim.sweep.jobs import (
     Runner,
     carry_out,
     check_folders,
-    check_place,
     one_after_another,
 )
 from fedsim.utils.locks import sole_writer
@@ -92,19 +91,15 @@ def sweep(
             read before the first is run.
     """
     jobs = _jobs(sources, out, vary, overrides)
-    with sole_writer(out):
-        return _sweep(jobs, out, runner)
-
-
-def _sweep(jobs: Sequence[Job | Path], out: Path, runner: Runner) -> Sweep:
     entries = [job for job in jobs if isinstance(job, Job)]
-    outcomes = carry_out(entries, out, runner)
-    run_dirs = [
-        job.out if isinstance(job, Job) else job
-        for job in jobs
-        if not isinstance(job, Job) or outcomes[job.name].has_report
-    ]
-    comparison = write_comparison(run_dirs, out) if run_dirs else None
+    with sole_writer(out):
+        outcomes = carry_out(entries, out, runner)
+        run_dirs = [
+            job.out if isinstance(job, Job) else job
+            for job in jobs
+            if not isinstance(job, Job) or outcomes[job.name].has_report
+        ]
+        comparison = write_comparison(run_dirs, out) if run_dirs else None
     return Sweep(comparison, tuple(outcomes[job.name] for job in entries))
 
 
@@ -118,12 +113,11 @@ def _jobs(
     if (vary or overrides) and all(source.is_dir() for source in sources):
         raise ConfigError("compare: --vary and --set are for configs, and all sources are folders")
     jobs: list[Job | Path] = []
-    check_place(out)
     for source in sources:
         if source.is_dir():
             jobs.append(source)
         else:
             cells = expand(source, variations, overrides)
             jobs += [Job(cell.name, cell.config, (out / cell.name).resolve()) for cell in cells]
-    check_folders(jobs)
+    check_folders(jobs, out)
     return jobs

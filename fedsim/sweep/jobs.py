@@ -21,6 +21,14 @@ from fedsim.utils.files import write_atomically
 Ending = Literal["finished", "budget spent", "halted", "diverged", "wrong input", "failed"]
 
 
+_ENDINGS: dict[type[Exception], Ending] = {
+    BudgetSpentError: "budget spent",
+    HaltedError: "halted",
+    DivergedError: "diverged",
+    ConfigError: "wrong input",
+}
+
+
 @dataclass(frozen=True)
 class Job:
     """A run to be done: what it is called, its config and its folder, absolute."""
@@ -67,17 +75,11 @@ def attempt(job: Job) -> Outcome:
     reason = story = ""
     try:
         run(job.config, job.out, resume=True)
-    except BudgetSpentError as error:
-        ending, reason = "budget spent", str(error)
-    except HaltedError as error:
-        ending, reason = "halted", str(error)
-    except DivergedError as error:
-        ending, reason = "diverged", str(error)
-    except ConfigError as error:
-        ending, reason, story = "wrong input", _one_line(str(error)), traceback.format_exc()
     except Exception as error:  # the other runs go on, whatever it is
-        ending, story = "failed", traceback.format_exc()
-        reason = _one_line(f"{type(error).__name__}: {error}")
+        ending = next((end for kind, end in _ENDINGS.items() if isinstance(error, kind)), "failed")
+        text = str(error) if ending != "failed" else f"{type(error).__name__}: {error}"
+        reason = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+        story = traceback.format_exc()
     return Outcome(job.name, ending, time.monotonic() - started, reason, story)
 
 
@@ -88,13 +90,7 @@ def one_after_another(jobs: Sequence[Job]) -> Outcomes:
         yield attempt(job)
 
 
-def _one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
-
-
 log = logging.getLogger("fedsim")
-
-RESERVED = ("comparison.",)  # what names of files in the folder of a comparison begin with
 
 
 def carry_out(
@@ -119,22 +115,19 @@ def carry_out(
     return outcomes
 
 
-def check_place(out: Path) -> None:
-    """Raise `ConfigError` where a comparison would be written into a run's folder."""
-    if RunFolder(out).identity.exists():
-        raise ConfigError(f"--out {out}: is a run's folder; give the comparison another")
-
-
-def check_folders(jobs: Sequence[Job | Path]) -> None:
+def check_folders(jobs: Sequence[Job | Path], out: Path) -> None:
     """Look at every folder before the first run begins.
 
     Args:
         jobs: runs to be done, and folders of finished ones.
+        out: the folder of the comparison.
 
     Raises:
         ConfigError: two of the same folder, a folder that is no finished run, that holds another
-            run or something else, or a name that the comparison's own files have.
+            run or something else, or an `out` that is a run's folder.
     """
+    if RunFolder(out).identity.exists():
+        raise ConfigError(f"--out {out}: is a run's folder; give the comparison another")
     seen: set[str] = set()
     for job in jobs:
         folder = job.out if isinstance(job, Job) else job.resolve()
@@ -146,8 +139,6 @@ def check_folders(jobs: Sequence[Job | Path]) -> None:
         if not isinstance(job, Job):
             if not RunFolder(job).report.exists():
                 raise ConfigError(f"compare: {job} is no finished run (no report.json)")
-        elif job.name.startswith(RESERVED) or job.name.endswith(".error.txt"):
-            raise ConfigError(f"compare: {job.name}: a file is called so; rename the config")
         else:
             RunFolder(job.out).check(job.config, resume=True)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedsim.config import Config, with_settings
+from fedsim.config import with_settings
 from fedsim.errors import ConfigError, about
 from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
@@ -14,19 +13,17 @@ from fedsim.report.comparison import (
     DIFFERENT_BUDGETS,
     DIFFERENT_TEXT,
     comparison_notes,
-    held_out_text,
 )
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.wording import TOGETHER
-from fedsim.sweep.cells import Cell, Variation, parse_variation
+from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import (
     Job,
     Outcome,
     Runner,
     carry_out,
     check_folders,
-    check_place,
     one_after_another,
 )
 from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
@@ -60,13 +57,12 @@ def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
         ConfigError: a budget that is no positive number, or that the data cannot give.
     """
     budgeted = []
-    parse_variation(f"budget={','.join(budgets)}", "--budget")  # no two are equal
     for cell in cells:
         materials = materials_of(cell.config, device="cpu")
         for text in budgets:
             name = f"{cell.name},budget={text}"
             with about(f"{name}: ", (ConfigError,)):
-                config = at_budget(cell.config, materials, _positive(text))
+                config = at_budget(cell.config, materials, _number(text))
             settings, keys = (*cell.settings, ("budget", text)), (*cell.keys, *_SET_BY_BUDGET)
             budgeted.append(Cell(name, config, cell.source, settings, keys))
     return budgeted
@@ -98,16 +94,16 @@ def measure(
             trial that had failed before has now another outcome.
     """
     _check(cells, keys, seeds)
-    check_place(out)
     if keys:
-        check_folders([job for cell in cells for job in trials(cell, keys, out).values()])
+        tried = [job for cell in cells for job in trials(cell, keys, out).values()]
+        check_folders(tried, out)
         chosen, tuning = tune(cells, keys, out, runner)
     else:
         chosen, tuning = [Chosen(cell, {}) for cell in cells], None
     repeats = [[] if choice.failure else _repeats(choice.cell, seeds, out) for choice in chosen]
     # Seed by seed: runs of one seed share the texts and the model that are in memory.
     jobs = sorted((job for of in repeats for job in of), key=lambda job: job.config.seed)
-    check_folders(jobs)
+    check_folders(jobs, out)
     outcomes = carry_out(jobs, out, runner)
     ended = [outcome for outcome in outcomes.values() if outcome.ending != "wrong input"]
     if jobs and not ended:
@@ -119,60 +115,28 @@ def measure(
         ),
         seeds=tuple(sorted({job.config.seed for job in jobs})),
         tuning=tuning,
-        notes=_notes(cells, jobs, outcomes, tuned=tuning is not None),
+        notes=tuple(_notes(cells, jobs, outcomes, tuned=tuning is not None)),
     )
 
 
 def _notes(
     cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome], *, tuned: bool
-) -> tuple[str, ...]:
-    budgeted = any(set(_SET_BY_BUDGET) <= set(cell.keys) for cell in cells)
-    secure = any(cell.config.privacy.noise == "secure" for cell in cells)
-    ended = [job for job in jobs if outcomes[job.name].has_report]
+) -> list[str]:
+    """Return what to read before the lines are compared; differences within one seed count."""
     by_seed: dict[int, list[RunReport]] = {}
-    for job in ended:
-        by_seed.setdefault(job.config.seed, []).append(load_report(job.out))
-    texts = {(seed, held_out_text(report)) for seed, of in by_seed.items() for report in of}
-    apart = len(texts) > len(by_seed)
-    known = [DIFFERENT_TEXT, *([DIFFERENT_BUDGETS] if budgeted else [])]
-    said = [
-        note
-        for note in comparison_notes(max(by_seed.values(), key=len, default=[]))
-        if not any(text in note for text in known)
-    ]
-    return (
-        *((SIZES,) if budgeted else ()),
-        *((TOGETHER,) if len(jobs) > 1 or tuned else ()),
-        *said,
-        *(_missed(cells, ended) if budgeted else ()),
-        *((f"The runs {DIFFERENT_TEXT}.",) if apart and not secure else ()),
-        *((OWN_TEXT,) if secure and len(cells) > 1 else ()),
-    )
-
-
-def _missed(cells: Sequence[Cell], ended: Sequence[Job]) -> list[str]:
-    """Return a sentence for each line whose sampler could not meet its budget within 1 %."""
-    found = []
-    for cell in cells:
-        asked = float(dict(cell.settings)["budget"])
-        first = next((job for job in ended if job.name.startswith(f"{cell.name},seed=")), None)
-        cost = None if first is None else load_report(first.out).cost
-        if cost is None or cost.expected_gradients is None or not cost.rounds:
-            continue
-        met = cost.expected_gradients / cost.rounds
-        if abs(met - asked) > 0.01 * asked:
-            found.append(
-                f"{cell.name}: {met:,.4g} gradients a round and not {asked:g}: "
-                f"{why_missed(cell.config)}. Compare it with lines of as many."
-            )
-    return found
-
-
-def why_missed(config: Config) -> str:
-    """Return why a run's expected gradients are not those that its size was computed for."""
-    if config.strategy.sampling.kind == "poisson":
-        return "it held out other text than its size was computed on"
-    return "its sampler takes whole units, passes or groups"
+    for job in jobs:
+        if outcomes[job.name].has_report:
+            by_seed.setdefault(job.config.seed, []).append(load_report(job.out))
+    notes = [SIZES] if (budgeted := any("budget" in dict(cell.settings) for cell in cells)) else []
+    if len(jobs) > 1 or tuned:
+        notes.append(TOGETHER)
+    secure = any(cell.config.privacy.noise == "secure" for cell in cells)
+    for note in comparison_notes(max(by_seed.values(), key=len, default=[])):
+        if DIFFERENT_TEXT in note:
+            notes.append(OWN_TEXT if secure else note)
+        elif not (budgeted and DIFFERENT_BUDGETS in note):
+            notes.append(note)
+    return notes
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:
@@ -220,11 +184,8 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
     return with_reports(bare, [load_report(job.out) for job, end in ended if end.has_report])
 
 
-def _positive(text: str) -> float:
+def _number(text: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = math.nan
-    if not 0.0 < value < math.inf:
-        raise ConfigError(f"--budget {text}: must be a positive number of gradients a round")
-    return value
+        raise ConfigError(f"--budget {text}: must be a number of gradients a round") from None

@@ -14,7 +14,6 @@ from fedsim.grids.ray_cluster import Share, connect, import_ray, require
 from fedsim.sweep.jobs import Job, Outcome, Outcomes, attempt
 
 _RETRIES = 3  # of a run whose process died; it goes on from its last checkpoint
-_PATIENCE = 60.0  # seconds to wait for room in a cluster that is full, or for a slow start
 _POLL = 1.0  # seconds after which Ctrl-C is looked for
 
 
@@ -38,13 +37,13 @@ class OnRay:
 
         Raises:
             ConfigError: no Ray, no cluster, a job that wants Ray workers of its own, or more
-                asked for than the cluster has or frees in time. No job was begun then.
+                asked for than the cluster has. No job was begun then.
         """
         _refuse_nested(jobs)
         ray = import_ray()
         connect(self.address)
         try:
-            _make_sure_of_room(ray, jobs, self.workers)
+            _check_shares(jobs, self.workers)
             yield from _outcomes(ray, jobs, self.workers or len(jobs))
         finally:
             ray.shutdown()
@@ -75,12 +74,10 @@ def _outcomes(ray: Any, jobs: Sequence[Job], at_once: int) -> Outcomes:  # noqa:
 def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:  # noqa: ANN401
     try:
         outcome: Outcome = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:  # not of the run: of coming to it
-        reason = f"{type(error.cause).__name__}: {error.cause}"
-        return Outcome(job.name, "failed", reason=reason, traceback=str(error))
     except ray.exceptions.RayError as error:
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        reason = f"given up after {_RETRIES} new starts: {first}"
+        cause = getattr(error, "cause", None) or error  # of a task, an error on the way to its run
+        first = str(cause).strip().partition("\n")[0]
+        reason = f"given up after {_RETRIES} new starts: {type(cause).__name__}: {first}"
         return Outcome(job.name, "failed", reason=reason, traceback=str(error))
     return outcome
 
@@ -101,24 +98,10 @@ def _refuse_nested(jobs: Sequence[Job]) -> None:
             )
 
 
-def _make_sure_of_room(ray: Any, jobs: Sequence[Job], at_once: int | None) -> None:  # noqa: ANN401
-    """Raise `ConfigError` unless each kind of job has room, as often as it was asked for."""
+def _check_shares(jobs: Sequence[Job], at_once: int | None) -> None:
+    """Raise `ConfigError` unless the cluster has each kind of share as often as asked for."""
     executors = [job.config.executor for job in jobs]
     kinds = Counter((executor.cpus_per_worker, executor.gpus_per_worker) for executor in executors)
     for (cpus, gpus), count in kinds.items():
         with about(f"--grid ray, --workers {at_once or 1}: ", (ConfigError,)):
             require(Share(min(at_once or 1, count), cpus, gpus))
-        _wait_for_room(ray, cpus, gpus)
-
-
-def _wait_for_room(ray: Any, cpus: float, gpus: float) -> None:  # noqa: ANN401
-    """Place a task that does nothing: Ray itself would wait without end where others hold all."""
-    ping = ray.remote(lambda: None).options(num_cpus=cpus, num_gpus=gpus).remote()
-    ready, _ = ray.wait([ping], timeout=_PATIENCE)
-    if not ready:
-        raise ConfigError(
-            f"--grid ray: a run needs {cpus:g} CPUs and {gpus:g} GPUs of one machine "
-            "(executor.cpus_per_worker, executor.gpus_per_worker), and found no room within "
-            f"{_PATIENCE:g} s; ask for a smaller share"
-        )
-    ray.get(ready)

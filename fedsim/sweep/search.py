@@ -46,7 +46,7 @@ log = logging.getLogger("fedsim")
 STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
 _ERROR = "trial.error.txt"
 _NEVER_VARIED = ("data", "privacy", "seed", "training")
-_VERSION = 1
+_PRICE = ("cost", "unit", "accountant", "relation")  # of a plan: they decide a trial's ε
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,17 @@ class Search:
     Attributes:
         cells: the candidates, each with the search in its config.
         plans: of the candidates; all cost the same.
-        data_seed: what all trials' choices for users are drawn from.
+        seed: of the number of trials, their settings and all trials' choices for users.
     """
 
     cells: Sequence[Cell]
     plans: Sequence[RoundPlan]
-    data_seed: int
+    seed: int
 
     @property
     def plan(self) -> RoundPlan:
         """The plan of the first candidate."""
         return self.plans[0]
-
-    @property
-    def seed(self) -> int:
-        """What the number of trials and their settings are drawn from."""
-        return self.data_seed
 
     @property
     def release_id(self) -> str:
@@ -125,14 +120,14 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
     searched = [_with_search(cell, trials, stopping) for cell in cells]
     config = searched[0].config
     seed = new_data_seed(config) if data_seed is None else data_seed
-    plans = [_plan(cell.config, seed) for cell in searched]
+    plans = [build_plan(cell.config, materials_of(cell.config, seed)) for cell in searched]
     for cell, plan in zip(searched, plans, strict=True):
         if plan.noise_multiplier == 0.0 or plan.cost.search is None:
             raise ConfigError(
                 f"strategy.name = {plan.strategy!r}: has no private runs to choose from; take one "
                 "with noise, such as uls"
             )
-        if _price(plan) != _price(plans[0]):
+        if any(getattr(plan, part) != getattr(plans[0], part) for part in _PRICE):
             raise ConfigError(
                 f"--vary {', '.join(cell.keys)}: {cell.name} costs something else than "
                 f"{searched[0].name}, or is accounted otherwise, and all trials of a search have "
@@ -140,15 +135,6 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
                 "strategy.clip.l2_clip_norm"
             )
     return Search(searched, plans, seed)
-
-
-def _price(plan: RoundPlan) -> tuple[object, ...]:
-    """Return what decides what a trial's ε is, and what it is said with."""
-    return plan.cost, plan.unit, plan.accountant, plan.relation
-
-
-def _plan(config: Config, seed: int) -> RoundPlan:
-    return build_plan(config, materials_of(config, seed))
 
 
 def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
@@ -186,31 +172,30 @@ def run_search(
         HaltedError: no trial ended with a model; the search is charged.
     """
     with sole_writer(out):
-        asked = _asked(cells, trials, stopping)
+        asked = {
+            "trials": trials,
+            "stopping": stopping,
+            "candidates": {cell.name: cell.config.to_toml() for cell in cells},
+        }
         data_seed = _begun(out, asked) if resume else None
         if data_seed is None:
             RunFolder(out).check_fresh(STATE)
         search = prepare(cells, trials, stopping, data_seed)
         log.info("%s", search.sentence())
-        winner = out / WINNER
-        if not winner.exists():
+        winner = RunFolder(out / WINNER)
+        if not winner.path.exists():
             _begin(search, out, asked)
-            best = _best(search, _jobs(search, out), out, runner)
-            best.replace(winner)
-        _write_promise(search, RunFolder(winner))
-        _write_result(search, out)
-        _track(cells[0].config, search.plan, winner)
+            _best(search, _jobs(search, out), out, runner).replace(winner.path)
+        config, report = winner.read_config(), load_report(winner.path)
+        state = ServerState(0, {}, ledger=winner.read_ledger())
+        write_promise(winner, config, search.plan, state, report)  # nothing had one before
+        _write_result(search, out, config)
+        factories = find_trackers(cells[0].config.training.trackers)
+        with tracking(factories, winner.path, config, epsilon_terms(search.plan, cells[0].config)):
+            pass  # a tracker begins with the lines that are there
         shutil.rmtree(out / TRIALS, ignore_errors=True)
         (out / _ERROR).unlink(missing_ok=True)
-    return winner
-
-
-def _asked(cells: Sequence[Cell], trials: float, stopping: str) -> dict[str, Any]:
-    return {
-        "trials": trials,
-        "stopping": stopping,
-        "candidates": {cell.name: cell.config.to_toml() for cell in cells},
-    }
+    return winner.path
 
 
 def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
@@ -220,9 +205,7 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
         return None
     try:
         state = read_json(path)
-        begun, run_id, _ = state["asked"], state["id"], state["release"]
-        if state["version"] != _VERSION:
-            raise ValueError(state["version"])
+        begun, run_id = state["asked"], state["id"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}: cannot be read: {error!r}") from None
     if begun != asked:
@@ -242,8 +225,7 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     if account is not None:  # again on a resume, which costs nothing
         account.charge(0, plan.cost, release, [(plan.cost, config.strategy.rounds)])
     if not path.exists():
-        kept = keep_seed(search.data_seed)
-        state = {"version": _VERSION, "id": kept, "release": release, "asked": asked}
+        state = {"id": keep_seed(search.seed), "asked": asked}
         write_atomically(path, json.dumps(state, indent=1) + "\n")
     ledger = Ledger()
     for round in range(config.strategy.rounds):
@@ -297,8 +279,8 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
             continue
         if not folder.identity.exists():
             job.out.mkdir(parents=True, exist_ok=True)
-            read = materials_of(job.config, search.data_seed).sources
-            folder.begin(job.config, read, search.data_seed, kept_as=kept_as)
+            read = materials_of(job.config, search.seed).sources
+            folder.begin(job.config, read, search.seed, kept_as=kept_as)
         left.append(job)
     for outcome in runner(left):
         take(outcome)
@@ -311,27 +293,17 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
     return folders[best[2]]
 
 
-def _write_promise(search: Search, winner: RunFolder) -> None:
-    """Write the winner's promise: until all trials are over, nothing has one."""
-    state = ServerState(0, {}, ledger=winner.read_ledger())
-    report = load_report(winner.path)
-    write_promise(winner, winner.read_config(), search.plan, state, report)
-
-
-def _write_result(search: Search, out: Path) -> None:
-    """Write what was chosen, with its score, which ε covers, and what was asked."""
-    winner = RunFolder(out / WINNER)
-    report, config = load_report(winner.path), winner.read_config()
-    chosen = next(
-        dict(cell.settings)
-        for cell in search.cells
-        if _without_trial(config) == cell.config.model_dump()
-    )
+def _write_result(search: Search, out: Path, config: Config) -> None:
+    """Write the winner's settings, its private score, which ε covers, and the candidates."""
+    report = load_report(out / WINNER)
+    raw = config.model_dump()
+    raw["privacy"]["search"]["trial"] = None
+    winner = next(cell for cell in search.cells if cell.config.model_dump() == raw)
     result = {
         "statement": report.privacy.promise,
         "epsilon": report.privacy.epsilon,
         "delta": report.privacy.delta,
-        "chosen": chosen,
+        "chosen": dict(winner.settings),
         "private_scores": report.private_scores and report.private_scores.model_dump(),
         "candidates": [dict(cell.settings) for cell in search.cells],
         "noise_multiplier": search.plan.noise_multiplier,
@@ -340,16 +312,3 @@ def _write_result(search: Search, out: Path) -> None:
         "winner": WINNER,
     }
     write_atomically(out / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-
-
-def _without_trial(config: Config) -> Mapping[str, Any]:
-    raw = config.model_dump()
-    raw["privacy"]["search"]["trial"] = None
-    return raw
-
-
-def _track(config: Config, plan: RoundPlan, winner: Path) -> None:
-    """Write the winner's lines to the trackers that the config asks for."""
-    factories, terms = find_trackers(config.training.trackers), epsilon_terms(plan, config)
-    with tracking(factories, winner, RunFolder(winner).read_config(), terms):
-        pass  # a tracker begins with the lines that are there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,7 @@ log = logging.getLogger("fedsim")
 FOLDER = "tuning"
 # Far from the seeds that are reported: another split, other coins, other noise.
 SEED_OFFSET = 1_000
-_NOT_TUNED = ("privacy", "data")
+_NOT_TUNED = ("privacy", "data", "seed")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,15 @@ def tune(
             for values, job in jobs[cell.name].items()
         }
         tried[cell.name] = {", ".join(values): loss for values, loss in losses.items()}
-        chosen.append(_choose(cell, keys, losses, jobs[cell.name], outcomes))
+        finite = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
+        if finite:
+            best = min(finite, key=lambda values: losses[values])
+            tuned = replace(cell, config=with_settings(cell.config, _overrides(keys, best)))
+            chosen.append(Chosen(tuned, dict(zip(labels, best, strict=True))))
+        else:
+            ends = {outcomes[job.name].reason or "diverged" for job in jobs[cell.name].values()}
+            failure = f"no trial gave a finite loss: {'; '.join(sorted(ends))}"
+            chosen.append(Chosen(cell, {}, failure))
         log.info("%s: tuning chose %s", cell.name, chosen[-1].settings)
     return chosen, Tuning(
         keys=tuple(labels),
@@ -94,23 +102,6 @@ def tune(
         tried=tried,
         statement=_statement(labels, len(outcomes), cells),
     )
-
-
-def _choose(
-    cell: Cell,
-    keys: Sequence[Variation],
-    losses: Mapping[tuple[str, ...], float],
-    jobs: Mapping[tuple[str, ...], Job],
-    outcomes: Mapping[str, Outcome],
-) -> Chosen:
-    finite = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
-    if not finite:
-        reasons = {outcomes[job.name].reason or "diverged" for job in jobs.values()}
-        return Chosen(cell, {}, f"no trial gave a finite loss: {'; '.join(sorted(reasons))}")
-    best = min(finite, key=lambda values: finite[values])
-    config = with_settings(cell.config, _overrides(keys, best))
-    tuned = replace(cell, config=config)
-    return Chosen(tuned, dict(zip(labels_of(keys), best, strict=True)))
 
 
 def _overrides(keys: Sequence[Variation], values: Sequence[str]) -> list[str]:
@@ -143,23 +134,16 @@ def _statement(labels: Sequence[str], runs: int, cells: Sequence[Cell]) -> str:
 
 def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:
     """Raise `ConfigError` for a key that has its value already, or that losses cannot choose."""
-    for key in keys:
-        if key.key == "seed":
-            raise ConfigError("--tune seed: a seed is no setting; --seeds N repeats every run")
-        if key.key.partition(".")[0] in _NOT_TUNED:
-            raise ConfigError(
-                f"--tune {key.key}: a smaller loss there says nothing; promise and data are given, "
-                "--vary compares them"
-            )
     taken = {key for cell in cells for key in cell.keys}
-    for key in keys:
-        if any(_overlap(key.key, other) for other in taken):
+    for key in (variation.key for variation in keys):
+        if key.partition(".")[0] in _NOT_TUNED:
             raise ConfigError(
-                f"--tune {key.key}: has its value from --vary or --budget, or sizes for --budget "
+                f"--tune {key}: a smaller loss there says nothing; --vary compares promises and "
+                "data, and --seeds N repeats every run"
+            )
+        # Setting one key would undo the other: they are equal, or a table and its part.
+        if any(f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.") for one in taken):
+            raise ConfigError(
+                f"--tune {key}: has its value from --vary or --budget, or sizes for --budget "
                 "were computed with it; a key has its values from one of them"
             )
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether setting one key would undo the other: they are equal, or a table and its part."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import spearmanr
 
-from fedsim.attacks.attack_report import Checkpoint, Curve, Group, Measured, Operating
-from fedsim.attacks.roc import Interval, Measure, Scores, auroc, bootstrap, roc_curve
+from fedsim.attacks.attack_report import Checkpoint, Curve, Group, Measured, Operating, Statistic
+from fedsim.attacks.roc import Measure, Scores, auroc, bootstrap, roc_curve
 from fedsim.attacks.roc import true_positive_rate as rate_at
 from fedsim.attacks.samples import AttackSamples, MemberSplit
 from fedsim.data.store import Indices, runs
 from fedsim.evaluation.scoring import ExampleScores
 from fedsim.seeding import stream
 
-Statistic = Literal["mean", "max", "min"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 
@@ -92,7 +91,9 @@ def measure_group(
         inside, outside = scores[:count], scores[count:]
         measured.append(measure(statistic, number, inside, outside, seed))
         if number == max(samples):
-            curves.append(_curve(statistic, inside, outside))
+            false, true = (tuple(rates.tolist()) for rates in roc_curve(inside, outside))
+            curve = {"false_positive_rates": false, "true_positive_rates": true}
+            curves.append(Curve(statistic=statistic, **curve))
     return Group.model_validate(
         {
             "name": name,
@@ -116,35 +117,23 @@ def measure(
     # The same resamples for every statistic: differences are then of the statistics alone.
     generator = stream(seed, "attack", 1)
     first, *others = bootstrap(measures, inside, outside, generator, RESAMPLES)
+    operating = []
+    for rate, interval in zip(FALSE_POSITIVE_RATES, others, strict=True):
+        known = rate * len(outside) >= 1.0 - 1e-9
+        operating.append(
+            Operating(
+                false_positive_rate=rate,
+                true_positive_rate=rate_at(inside, outside, rate) if known else None,
+                interval=(interval.low, interval.high) if known else None,
+            )
+        )
     return Measured(
         statistic=statistic,
         samples=samples,
         auroc=auroc(inside, outside),
         auroc_interval=(first.low, first.high),
         auroc_stddev=first.stddev,
-        operating=tuple(
-            _operating(rate, inside, outside, interval)
-            for rate, interval in zip(FALSE_POSITIVE_RATES, others, strict=True)
-        ),
-    )
-
-
-def _operating(rate: float, inside: Scores, outside: Scores, interval: Interval) -> Operating:
-    if rate * len(outside) < 1.0 - 1e-9:
-        return Operating(false_positive_rate=rate, true_positive_rate=None, interval=None)
-    return Operating(
-        false_positive_rate=rate,
-        true_positive_rate=rate_at(inside, outside, rate),
-        interval=(interval.low, interval.high),
-    )
-
-
-def _curve(statistic: Statistic, inside: Scores, outside: Scores) -> Curve:
-    false, true = roc_curve(inside, outside)
-    return Curve(
-        statistic=statistic,
-        false_positive_rates=tuple(false.tolist()),
-        true_positive_rates=tuple(true.tolist()),
+        operating=tuple(operating),
     )
 
 

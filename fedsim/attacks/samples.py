@@ -140,7 +140,7 @@ def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSp
         samples: at least 1.
 
     Raises:
-        ConfigError: fewer than two of them on a side; the message says how many there are.
+        ConfigError: fewer than two of them on a side.
     """
     in_group = np.isin(known.users, group)
     enough = known.counts >= samples
@@ -148,11 +148,10 @@ def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSp
         np.flatnonzero(in_group & side & enough) for side in (known.member, ~known.member)
     )
     if min(len(inside), len(outside)) < FEWEST_USERS:
-        most = min(_second(known.counts[in_group & side]) for side in (known.member, ~known.member))
-        do = f"give at most {most}" if most else "hold out more users or examples"
         raise ConfigError(
             f"--samples {samples}: {len(inside)} trained and {len(outside)} held-out users have "
-            f"that many examples that were not trained on; {FEWEST_USERS} of each are needed; {do}"
+            f"that many examples that were not trained on; {FEWEST_USERS} of each are needed; "
+            "give a smaller number, or hold out more users or examples"
         )
     return MemberSplit(
         inside,
@@ -171,8 +170,3 @@ def default_samples(known: AttackSamples, groups: Iterable[Indices]) -> list[int
     ]
     half = min(int(np.median(counts)) if len(counts) else 1 for counts in sides)
     return [1 << power for power in range(half.bit_length())]
-
-
-def _second(counts: Indices) -> int:
-    """Return what the second largest user has, 0 where there is none."""
-    return int(np.sort(counts)[-FEWEST_USERS]) if len(counts) >= FEWEST_USERS else 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +41,6 @@ from fedsim.utils.files import cache_dir
 from fedsim.utils.locks import LOCK, locked
 
 Method = Literal["f-dp", "steinke"]
-
-
-def method_of(name: str) -> Method:
-    """Return the method of this name, or raise `ConfigError`."""
-    for method in get_args(Method):
-        if method == name:
-            return cast(Method, method)
-    raise ConfigError(f"--bound = {name!r}: give one of {', '.join(get_args(Method))}")
 
 
 SHARES = (0.1, 0.2)

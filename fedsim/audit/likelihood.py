@@ -22,15 +22,7 @@ def log_likelihood_ratio(moved: Array, cost: RoundCost) -> Array:
     Args:
         moved: any shape; the release's component in that direction over what one unit moves.
         cost: of Poisson sampling, with noise.
-
-    Raises:
-        ValueError: another sampler, whose ratio is not this, or no noise.
     """
-    if cost.sampling.kind != "poisson" or cost.noise_multiplier == 0.0:
-        raise ValueError(
-            f"sampling.kind = {cost.sampling.kind!r}, noise_multiplier = {cost.noise_multiplier}: "
-            "the likelihood ratio is that of Poisson sampling with noise"
-        )
     weights = binomial_probabilities(cost.units_per_user, cost.sampling.probability)
     variance = cost.noise_multiplier**2
     total = np.full_like(moved, -np.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -37,10 +37,9 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = False,
     bound: Annotated[
-        str | None,
+        Literal["f-dp", "steinke"] | None,
         typer.Option(
-            help="With --black-box: the bound, f-dp or steinke (default: f-dp); choose it before "
-            "you see a result."
+            help="With --black-box: the bound (default: f-dp); choose it before you see a result."
         ),
     ] = None,
     temperature: Annotated[
@@ -61,7 +60,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     as_json: Json = False,
 ) -> None:
     """Compute a lower bound on ε by an attack; exit with 1 if it refutes the claimed ε."""
-    from fedsim.audit.black_box import audit_black_box, method_of
+    from fedsim.audit.black_box import audit_black_box
     from fedsim.audit.real_run import audit_run
     from fedsim.config import load_config
     from fedsim.errors import ConfigError
@@ -77,7 +76,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         audit = audit_black_box(
             loaded,
             canaries,
-            method=method_of(bound or "f-dp"),
+            method=bound or "f-dp",
             temperature=float("inf") if temperature is None else temperature,
             coin_seed=coin_seed,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -46,16 +47,13 @@ class SeveralNumbers(TyperCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each number that follows its value."""
         repeated: list[str] = []
-        option: str | None = None  # whose values we are among
-        for number, argument in enumerate(args):
-            follows = number > 0 and args[number - 1] in _SEVERAL
-            named = argument.partition("=")[0]
-            if named in _SEVERAL:
+        option = ""  # whose values we are among
+        for previous, argument in pairwise(["", *args]):
+            if (named := argument.partition("=")[0]) in _SEVERAL:
                 option = named
-            elif not follows and not _are_numbers(argument):
-                option = None
-            elif option is not None and not follows:
-                repeated.append(option)
+            elif previous not in _SEVERAL:
+                option = option if _are_numbers(argument) else ""
+                repeated += [option] if option else []
             repeated.append(argument)
         return super().parse_args(ctx, repeated)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -40,13 +39,6 @@ def build(
     recipe: Annotated[
         str | None, typer.Option(help="Recipe that fills in what is not given; see `data recipes`.")
     ] = None,
-    prepare: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STEP",
-            help="A preparation step as TOML; repeatable. Replaces the steps of a recipe.",
-        ),
-    ] = None,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -57,15 +49,12 @@ def build(
     sequence_length: Annotated[
         int | None, typer.Option(help="Most tokens of an example (default: 64).")
     ] = None,
-    cutting: Annotated[
-        str | None, typer.Option(help="What to do with long texts: split, truncate or join.")
-    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Tokenise a source and write it, ordered by user, to a token store in the folder --out.
 
-    Other keys of [data] are set by --set, such as --set data.messages_column=messages. A build that
-    was killed leaves no store; give the same command again.
+    Other keys of [data] are set by --set, such as --set data.cutting=join. A build that was
+    killed leaves no store; give the same command again.
     """
     given = {
         "recipe": recipe,
@@ -73,8 +62,6 @@ def build(
         "user_column": user_column,
         "text_column": text_column,
         "sequence_length": sequence_length,
-        "cutting": cutting,
-        "preparation": [_step(text) for text in prepare] if prepare else None,
     }
     needed = {"SOURCE": source, "--user-column": user_column}
     if missing := [option for option, value in needed.items() if value is None and recipe is None]:
@@ -159,15 +146,3 @@ def recipes(
         typer.echo(f"{name} ({source})\n  {recipe['description']}\n  Follows {recipe['follows']}.")
         typer.echo(f"  Differs: {recipe['differs']}\n  Licence: {recipe['licence']}.\n")
     typer.echo('In a config: [data] recipe = "NAME", with source = "PATH" for a local copy.')
-
-
-def _step(text: str) -> dict[str, Any]:
-    """Read one step, with or without the braces of an inline table."""
-    inner = text.strip().removeprefix("{").removesuffix("}")
-    try:
-        step: dict[str, Any] = tomllib.loads(f"step = {{{inner}}}")["step"]
-    except (ValueError, RecursionError) as error:  # no TOML, or more than a parser takes
-        raise ConfigError(
-            f"--prepare {text!r}: not TOML ({error}); such as 'step = \"min-examples\", count = 2'"
-        ) from None
-    return step

@@ -10,15 +10,12 @@ from rich.text import Text
 
 from fedsim.utils.terminal import table_console
 
-_BAR_WIDTH = 40
-
 
 def print_inspection(found: dict[str, Any]) -> None:
-    """Print what `inspect_store` found: facts, quantiles, histogram, what was dropped, a note."""
+    """Print what `inspect_store` found: facts, quantiles, what was dropped, a note."""
     console = table_console()
     console.print(_facts(found))
     console.print(_quantiles(found["quantiles"]))
-    console.print(_histogram(found["histogram"]))
     console.print(_dropped(found["dropped"]))
     if "owners" in found:
         _print_owners(console, found["owners"], found["examples"])
@@ -72,16 +69,6 @@ def _quantiles(found: dict[str, dict[str, int]]) -> Table:
     table = Table("quantile", *(f"{float(level):.0%}" for level in levels), box=None)
     for name, values in found.items():
         table.add_row(name.replace("_", " "), *(f"{value:,}" for value in values.values()))
-    return table
-
-
-def _histogram(buckets: list[dict[str, int]]) -> Table:
-    table = Table("examples", "users", "", box=None)
-    tallest = max(bucket["users"] for bucket in buckets)
-    for bucket in buckets:
-        first, last, users = bucket["from"], bucket["to"], bucket["users"]
-        bar = "█" * -(-_BAR_WIDTH * users // tallest)  # rounded up: one user is still seen
-        table.add_row(f"{first}" if first == last else f"{first}–{last}", f"{users:,}", bar)
     return table
 
 

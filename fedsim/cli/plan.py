@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedsim.cli.output import ConfigFile, Json, Overrides
 from fedsim.utils.terminal import status_when_slow
-
-if TYPE_CHECKING:
-    from fedsim.config import Config
-
-_UNDECLARED = (
-    "is not declared. With secure noise a run holds out other users than this plan did, and as "
-    "many by chance: its sampling rate and σ can differ. Declared, both are of that number."
-)
 
 
 def plan_command(
@@ -63,8 +55,6 @@ def plan_command(
             reasons = (comparison.recommendation.reason, NOT_PRIVATE, USER_SIZES, clipped)
     sampled = "example" if loaded.strategy.expected_examples is not None else "user"
     warnings = delta_warnings(loaded, relation_of(loaded), materials.num_protected, sampled)
-    if key := undeclared_size(chosen):
-        warnings = (*warnings, f"privacy.{key}: {_UNDECLARED}")
     for sentence in warnings:
         typer.echo(sentence, err=True)
     write_config(target, chosen, config.name, reasons)
@@ -74,11 +64,3 @@ def plan_command(
     show(answer)
     former = ", in the place of a former plan" if replaced else ""
     typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")
-
-
-def undeclared_size(config: Config) -> str:
-    """Return the key of a population size that differs from run to run, or "" if none does."""
-    if not config.data.held_out_users or config.privacy.noise != "secure":
-        return ""
-    key = f"declared_num_{'users' if config.strategy.name == 'uls' else 'examples'}"
-    return key if getattr(config.privacy, key) is None else ""

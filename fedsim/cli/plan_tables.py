@@ -21,12 +21,6 @@ _ROWS = (
     ("noise multiplier σ", "noise_multiplier"),
     ("clip norm L", "l2_clip_norm"),
     ("noise stddev, a coordinate", "noise_stddev"),
-    ("noise variance, a coordinate", "noise_variance"),
-    ("noise norm √d · stddev", "noise_norm"),
-)
-_TIMES = (
-    ("time a round (gradients)", "seconds_per_round"),
-    ("time of all rounds", "seconds"),
 )
 
 
@@ -35,11 +29,8 @@ def print_plan(found: Facts) -> None:
     console = table_console()
     console.print(_strategies(f"B = {found['budget']:,.6g} gradients a round", found))
     console.print(_norms(found["gradient_norms"]["median"]))
-    for sentence in (
-        *_steps(found["doublings"]),
-        *(one["statement"] for one in found["strategies"].values()),
-    ):
-        console.print(Text(sentence))
+    for one in found["strategies"].values():
+        console.print(Text(one["statement"]))
     if found["mechanisms"]:
         console.print(_mechanisms(found["mechanisms"]))
         console.print(Text(found["mechanism"]))
@@ -82,8 +73,6 @@ def _strategies(title: str, found: Facts) -> Table:
     for label, key in _ROWS:
         if any(key in one for one in strategies.values()):
             table.add_row(label, *(_number(one.get(key)) for one in strategies.values()))
-    for label, key in _TIMES:
-        table.add_row(label, *(_duration(one[key]) for one in strategies.values()))
     return table
 
 
@@ -108,24 +97,7 @@ def _mechanisms(rows: list[Facts]) -> Table:
     return table
 
 
-def _steps(doublings: list[Facts]) -> list[str]:
-    if not doublings:
-        return []
-    ways = [
-        f"(G = {step['point']['group_size']}, M = {step['point']['cohort_size']}) "
-        f"{'G' if step['doubled'] == 'group_size' else 'M'}"
-        for step in doublings
-    ]
-    return [f"Estimate-and-Double doubled: {', '.join(ways)}."]
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.5g}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return NOTHING
-    return f"{seconds:.3g} s" if seconds < 120.0 else f"{seconds / 3600.0:.3g} h"

@@ -23,13 +23,11 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 def inspect_store(store: TokenStore) -> dict[str, Any]:
     """Return what `fedsim data inspect --json` prints; see docs/data.md for the keys.
 
-    The histogram's buckets double in width: bucket b counts the users with 2^b to 2^(b + 1) - 1
-    examples. Quantiles are the smallest sizes that at least so large a part does not exceed.
+    Quantiles are the smallest sizes that at least so large a part does not exceed.
     """
     sizes = np.diff(store.user_offsets)
     lengths = store.lengths(np.arange(store.num_examples))
     tokens = np.add.reduceat(lengths, store.user_offsets[:-1])
-    buckets = np.bincount(np.frexp(sizes)[1] - 1)
     return {
         **({} if store.graph is None else {"owners": _owners(store, store.graph)}),
         "store": str(store.path),
@@ -53,10 +51,6 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
             "tokens_per_user": _quantiles(tokens),
             "tokens_per_example": _quantiles(lengths),
         },
-        "histogram": [
-            {"from": 1 << bucket, "to": (2 << bucket) - 1, "users": int(count)}
-            for bucket, count in enumerate(buckets)
-        ],
         "group_size": group_sizes(sizes),
         "dropped": store.manifest["dropped"],
         "note": PRIVATE_NOTE,

@@ -21,10 +21,6 @@ USER_SIZES = (
     "public, also if a number of users is declared: cohort or batch size, sampling probability and "
     "noise of this plan follow from them."
 )
-TIME = (
-    "Time: the gradients just computed here, one unit after the other, times their expected "
-    "number; a run's engine is mostly faster; server, evaluation and checkpoints are left out."
-)
 
 
 def of_data(comparison: StrategyComparison) -> dict[str, Any]:
@@ -35,7 +31,6 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
         "budget": comparison.budget,
         "users": len(sizes),
         "max_size": int(sizes.max()),
-        "num_parameters": norms.num_parameters,
         "gradient_norms": {
             "users": len(norms.users),
             "median": {str(size): norm for size, norm in sorted(norms.medians.items())},
@@ -49,12 +44,12 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
             for step in comparison.doublings
         ],
         "strategies": {
-            one.noise.strategy: _strategy(comparison, one) for one in comparison.candidates
+            one.noise.strategy: _strategy(one) for one in (comparison.uls, comparison.els)
         },
         "recommendation": asdict(comparison.recommendation),
         "mechanisms": [asdict(each) for each in weighed],
         "mechanism": recommended(weighed) if weighed else None,
-        "notes": [NOT_PRIVATE, USER_SIZES, TIME],
+        "notes": [NOT_PRIVATE, USER_SIZES],
     }
 
 
@@ -70,23 +65,18 @@ def of_owners(plan: OwnersPlan) -> dict[str, Any]:
     }
 
 
-def _strategy(comparison: StrategyComparison, one: Candidate) -> dict[str, Any]:
+def _strategy(one: Candidate) -> dict[str, Any]:
     noise, config = one.noise, one.config
     size = "cohort_size" if noise.strategy == "uls" else "batch_size"
     epsilon = config.privacy.epsilon or math.inf  # never None: see `check_plannable`
     terms = plan_terms(config, one.plan, epsilon, drawn=False)
-    seconds = comparison.seconds_per_round(one)
     return {
         "group_size": noise.group_size,
         size: noise.size,
         "noise_multiplier": noise.noise_multiplier,
         "l2_clip_norm": noise.l2_clip_norm,
         "noise_stddev": noise.stddev,
-        "noise_variance": noise.variance,
-        "noise_norm": noise.stddev * comparison.norms.num_parameters**0.5,
         **terms.to_json(),
         "epsilon": epsilon,
         "statement": terms.sentence(),
-        "seconds_per_round": seconds,
-        "seconds": None if seconds is None else seconds * config.strategy.rounds,
     }

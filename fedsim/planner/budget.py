@@ -46,7 +46,9 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
     population = round(1.0 / probe.sampling.probability)  # the public size, of a probe of one
     size = budget / largest * population
     if config.strategy.sampling.kind == "balanced":
-        return _with_passes(config, size / population)
+        participations = passes(config.strategy.rounds, size / population)
+        whole = {"sampling": {"kind": "balanced", "participations": participations}}
+        return changed(config, strategy={**dict.fromkeys(_KEYS), **whole})
     if config.privacy.mechanism == "blt":
         groups = min(max(1, round(population / size)), config.strategy.rounds)
         whole = {"sampling": {"kind": "cyclic", "groups": groups}}
@@ -106,12 +108,6 @@ def passes(rounds: int, share: float) -> int:
     """
     whole = [count for count in range(1, rounds + 1) if rounds % count == 0]
     return min(whole, key=lambda count: abs(math.log(count / rounds / share)))
-
-
-def _with_passes(config: Config, share: float) -> Config:
-    """Return the config with each user in about that share of the rounds."""
-    sampling = {"kind": "balanced", "participations": passes(config.strategy.rounds, share)}
-    return changed(config, strategy={**dict.fromkeys(_KEYS), "sampling": sampling})
 
 
 def _with_size(config: Config, key: str, size: float) -> Config:

@@ -51,20 +51,9 @@ class StrategyComparison:
     recommendation: Recommendation
 
     @property
-    def candidates(self) -> tuple[Candidate, Candidate]:
-        """Both candidates, ULS first."""
-        return self.uls, self.els
-
-    @property
     def chosen(self) -> Candidate:
         """The recommended candidate."""
         return self.els if self.recommendation.strategy == "els" else self.uls
-
-    def seconds_per_round(self, one: Candidate) -> float | None:
-        """Return B times the measured time of a gradient, one after the other."""
-        group_size = 1 if one.noise.strategy == "els" else one.noise.group_size
-        each = self.norms.seconds_per_gradient(group_size)
-        return None if each is None else each * self.budget
 
 
 def compare_strategies(

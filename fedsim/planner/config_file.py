@@ -28,17 +28,13 @@ def check_target(path: Path) -> bool:
     """Return whether `path` is a former plan, which will be replaced.
 
     Raises:
-        ConfigError: it is another file, or cannot be read.
+        ConfigError: it is another file.
     """
     if not path.exists():
         return False
-    try:
-        former = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        former = ""
-    if former.startswith(_MARK):
-        return True
-    raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
+    if not path.is_file() or not path.read_bytes().startswith(_MARK.encode()):
+        raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
+    return True
 
 
 def write_config(path: Path, config: Config, origin: str, sentences: Sequence[str]) -> None:

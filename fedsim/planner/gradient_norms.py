@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,26 +38,17 @@ class GradientNorms:
         task: a user's task; its option `group_size` is replaced by G.
         users: (sample,) the sampled users, indices of the split.
         medians: L(G) by G, as far as it was computed.
-        seconds: seconds that the gradients at each G took, one user after the other.
-        gradients: number of these gradients by G.
     """
 
     materials: Materials
     task: TaskSpec
     users: Keys
     medians: dict[int, float] = field(default_factory=dict, init=False)
-    seconds: dict[int, float] = field(default_factory=dict, init=False)
-    gradients: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         model = self.materials.model
         start = model.initial_parameters()
         self._start: Tensors = {name: value.to(model.device) for name, value in start.items()}
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters, d."""
-        return sum(value.numel() for value in self._start.values())
 
     def __call__(self, group_size: int) -> float:
         """Return L(G), the median of `norms`; NaN counts as infinite.
@@ -78,22 +68,13 @@ class GradientNorms:
         return median
 
     def norms(self, group_size: int) -> npt.NDArray[np.float64]:
-        """Return (sample,) float64: each user's norm, of at most G examples, and note the time."""
+        """Return (sample,) float64: each user's norm, of at most G examples."""
         options = {**self.task.options, "group_size": group_size}
         task: Task = resolve("tasks", self.task.name, "strategy.local.task")(
             self.materials, **options
         )
-        start, found, count = time.perf_counter(), [], 0
+        found = []
         for first in range(0, len(self.users), _AT_ONCE):
             for unit in task.units(self.users[first : first + _AT_ONCE], 0):
-                update = task.update(self._start, unit, 0)
-                found.append(l2_norm(update.values))
-                count += update.num_gradients
-        self.seconds[group_size] = time.perf_counter() - start
-        self.gradients[group_size] = count
+                found.append(l2_norm(task.update(self._start, unit, 0).values))
         return np.array(found, dtype=np.float64)
-
-    def seconds_per_gradient(self, group_size: int) -> float | None:
-        """Return the mean time of a gradient at G, or None if there was none."""
-        count = self.gradients.get(group_size, 0)
-        return self.seconds[group_size] / count if count else None

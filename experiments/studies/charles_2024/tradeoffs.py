@@ -49,7 +49,8 @@ def grid(quick: bool, model: str | None = None) -> Iterator[Cell]:
     whole = (BUDGETS, EPSILONS) if model is None else (PRETRAINED_BUDGETS, PRETRAINED_EPSILONS)
     values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else whole
     for budget, epsilon in product(*values):
-        for candidate in planned(epsilon, budget, model).candidates:
+        plans = planned(epsilon, budget, model)
+        for candidate in (plans.uls, plans.els):
             name = candidate.config.strategy.name
             settings = {"epsilon": epsilon, "budget": budget}
             yield cell(name, settings, candidate.config, quick)

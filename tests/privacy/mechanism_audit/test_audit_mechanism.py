@@ -20,7 +20,7 @@ from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
 from fedsim.materials import Materials
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
-from fedsim.sampling import BalancedSampling, CyclicSampling, FixedSizeSampling, PoissonSampling
+from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
 from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
@@ -170,6 +170,3 @@ def test_the_ratio_of_cyclic_rounds_by_hand(rate: float, matrix: NoiseMatrix, se
 def test_what_replicas_are_not_made_for_is_refused() -> None:
     with pytest.raises(ValueError, match='need "fixed"'):
         Replicas(make_plan(estimator=ClippedDenominator(0.25, 8.0)), 4)
-    cost = RoundCost(FixedSizeSampling(2, 10), 1.0)
-    with pytest.raises(ValueError, match="fixed-size"):
-        log_likelihood_ratio(np.zeros(2), cost)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedsim.audit import black_box
-from fedsim.audit.black_box import attack, audit_black_box, method_of, train_with
+from fedsim.audit.black_box import attack, audit_black_box, train_with
 from fedsim.audit.canaries import flip_coins
 from fedsim.audit.text_canaries import add_users, copies, draw_texts
 from fedsim.config import Config
@@ -218,5 +218,3 @@ def test_what_cannot_be_audited_so_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):
         audit_black_box(small_config(speeches, **sections), **{"num_canaries": 10, **arguments})
-    with pytest.raises(ConfigError, match="--bound = 'neither'"):
-        method_of("neither")

@@ -70,7 +70,7 @@ def test_the_noise_is_in_the_unit_of_the_gradients(
 ) -> None:
     """Whatever the clip: the plan's noise, multiplied by what a normalised clip divided by."""
     found = weighed(speeches, materials, strategy=strategy)
-    for one in found.candidates:
+    for one in (found.uls, found.els):
         plan = build_plan(one.config, materials)
         norm, clip = one.noise.l2_clip_norm, one.config.strategy.clip
         assert clip.kind == found.config.strategy.clip.kind

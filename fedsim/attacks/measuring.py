@@ -91,9 +91,14 @@ def measure_group(
         inside, outside = scores[:count], scores[count:]
         measured.append(measure(statistic, number, inside, outside, seed))
         if number == max(samples):
-            false, true = (tuple(rates.tolist()) for rates in roc_curve(inside, outside))
-            curve = {"false_positive_rates": false, "true_positive_rates": true}
-            curves.append(Curve(statistic=statistic, **curve))
+            false, true = roc_curve(inside, outside)
+            curves.append(
+                Curve(
+                    statistic=statistic,
+                    false_positive_rates=tuple(false.tolist()),
+                    true_positive_rates=tuple(true.tolist()),
+                )
+            )
     return Group.model_validate(
         {
             "name": name,

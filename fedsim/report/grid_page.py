@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from fedsim.report.figures import (
@@ -131,7 +132,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     """
     other: Over = "budget" if over == "epsilon" else "epsilon"
     ticks, (title, label) = _values(lines, over), TITLES[over]
-    at = {}
+    at: dict[str, float | None] = {}
     for line in lines:
         reached = line.epsilon if over == "epsilon" else line.budget
         at[line.name] = reached if reached and is_finite(reached) else _requested(line, over)
@@ -140,8 +141,9 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     limits = (min(places) / room, max(places) * room)
     curves = list(dict.fromkeys(map(_curve_label, lines)))
     heading = "ε = {:g}" if over == "budget" else "{:g} gradients a round"
+    others: list[float | None] = [*_values(lines, other)] or [None]
     panels = []
-    for number, held in enumerate(_values(lines, other) or [None]):
+    for number, held in enumerate(others):
         inside = [line for line in lines if held is None or _requested(line, other) in (held, None)]
         series = []
         for index, name in enumerate(curves):
@@ -150,10 +152,8 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
             points = [_point(at[line.name] or ticks[0], line) for line in drawn]
             if level:
                 points = [points[0]._replace(at=place) for place in limits]
-            style = {"marks": not level, "band": True}
-            series.append(
-                Series(shorten(name, 44), sorted(points), colour(index), dash(index), **style)
-            )
+            drawn_as = Series(shorten(name, 44), sorted(points), colour(index), dash(index))
+            series.append(replace(drawn_as, marks=not level, band=True))
         panels.append(
             Panel(
                 f"{over}-{number}",

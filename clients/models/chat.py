@@ -21,7 +21,6 @@ Ids = npt.NDArray[np.int64]
 Messages = list[dict[str, str]]
 Span = tuple[int, int]
 
-_ROLES = {"system", "developer", "user", "assistant", "tool", "function", "ipython"}
 _TODAY = re.compile(r"""strftime_now\s*\(\s*((['"])[^'"]*\2)\s*\)""")
 _ASKED = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?defined)")
 _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -161,8 +160,7 @@ class ChatEncoder:
             )
         except Exception as error:  # a template is a program: dividing by zero is one of its ways
             raise ConfigError(
-                f"{self.field}: the chat template refuses a conversation of "
-                f"{_roles(messages)}: {self._own_words(error)}"
+                f"{self.field}: the chat template refuses a conversation: {self._own_words(error)}"
             ) from None
         texts, spans = rendered
         return texts[0], [(int(first), int(last)) for first, last in next(iter(spans), ())]
@@ -187,12 +185,6 @@ def _of_one_day(template: str) -> str:
     if _ASKED.search(dated):
         raise ValueError("strftime_now")
     return dated
-
-
-def _roles(messages: Messages) -> str:
-    """Return the roles of the first eight messages; one that is no known role may be a name."""
-    shown = [m["role"] if m["role"] in _ROLES else "another role" for m in messages[:8]]
-    return ", ".join(shown) + (", …" if len(messages) > 8 else "")
 
 
 def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:

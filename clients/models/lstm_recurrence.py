@@ -1,4 +1,4 @@
-"""LSTM recurrence with an explicit backward pass, for one weight or a stack of weights."""
+"""LSTM recurrence with an explicit backward pass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class _Trace(NamedTuple):
     takes a fraction of a tanh's time. Cells are kept doubled, as their own tanh wants them.
 
     Attributes:
-        gates: (length, ..., 4·hidden), sigmoids: write, forget, read, and that of the candidate.
-        cells: (length, ..., hidden), doubled.
-        squashed: (length, ..., hidden), the sigmoids of the doubled cells.
+        gates: (length, batch, 4·hidden), sigmoids: write, forget, read, and that of the candidate.
+        cells: (length, batch, hidden), doubled.
+        squashed: (length, batch, hidden), the sigmoids of the doubled cells.
     """
 
     gates: torch.Tensor
@@ -31,12 +31,11 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
     A step is a few short operations, so what can be taken out of the loop is: a view costs as
     much as arithmetic on it. Within the loop states are halved, which spares one more.
     """
-    by_time, size = _by_time(from_inputs, weight), weight.shape[-1]
-    twice = _twice_the_candidate(weight)
-    shared = weight.dim() == 3 and weight.stride(0) == 0  # one weight, expanded to a stack
-    recurrent = ((weight[:1] if shared else weight) * (2.0 * twice)[:, None]).mT
-    if shared:
-        recurrent = recurrent.expand(len(weight), -1, -1)
+    by_time, size = from_inputs.transpose(0, 1), weight.shape[-1]
+    twice = weight.new_ones(4, size)  # factors of the gates' rows
+    twice[3] = 2.0
+    twice = twice.flatten()
+    recurrent = (weight * (2.0 * twice)[:, None]).T
     gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
     halves, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
     views = (gates, *gates.chunk(4, dim=-1), cells, squashed, halves)
@@ -46,7 +45,7 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
         # gates(t) = from_inputs(t) + W·h(t-1), then c = f·c + w·g and h = r·tanh(c), with
         # g = 2s - 1 and tanh(c) = 2s' - 1 of sigmoids s and s', and with 2c and h/2 stored.
         if last_half is not None:
-            _add_product(opened, last_half, recurrent, out=opened)
+            torch.addmm(opened, last_half, recurrent, out=opened)
         opened.sigmoid_()
         if last_cell is not None:
             torch.mul(forget, last_cell, out=cell).sub_(write, alpha=2)
@@ -55,7 +54,7 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
         torch.sigmoid(cell.addcmul_(write, candidate, value=4), out=squeezed)
         torch.mul(read, squeezed, out=half).sub_(read, alpha=0.5)
         last_cell, last_half = cell, half
-    states = _by_sequence(halves, from_inputs).mul_(2.0)
+    states = _by_sequence(halves).mul_(2.0)
     return states, _Trace(gates, cells, squashed)
 
 
@@ -75,9 +74,9 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> to
     d_read.mul_((squashed * 2).sub_(1))
     d_candidate.mul_(write).mul_(8)
     to_cell = _sigmoid_slopes(squashed).mul_(read).mul_(2)
-    # Write and forget, which lie side by side, in one operation: (length, ..., 2, hidden).
+    # Write and forget, which lie side by side, in one operation: (length, batch, 2, hidden).
     both = d_gates.view(*cells.shape[:-1], 4, cells.shape[-1])[..., :2, :]
-    from_above = _by_time(d_states, weight).unbind()
+    from_above = d_states.unbind(dim=1)
     befores = (from_above[0], *from_above[:-1])
     views = (d_gates, both, d_read, d_candidate, to_cell, forget)
     steps = list(zip(*(view.unbind() for view in views), befores, strict=True))
@@ -88,9 +87,9 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> to
         pair.mul_(d_cell.unsqueeze(-2))
         of_read.mul_(d_state)
         of_candidate.mul_(d_cell)
-        _add_product(before, opened, weight, out=d_state)
+        torch.addmm(before, opened, weight, out=d_state)
         d_cell.mul_(retained)
-    return _by_sequence(d_gates, d_states)
+    return _by_sequence(d_gates)
 
 
 def _sigmoid_slopes(values: torch.Tensor) -> torch.Tensor:
@@ -106,132 +105,31 @@ class _LstmSteps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return states (batch, length, hidden) and what is in a `_Trace`.
-
-        The weight may be a stack, (units, 4·hidden, hidden): the batch then is as many runs of
-        equal length, a unit's sequences side by side.
-        """
+    def forward(ctx: Any, from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (torch names no type with these attributes)
+        """Return states (batch, length, hidden)."""
         # Thousands of small operations: no Python mode is asked about each of them.
         with torch._C.DisableTorchFunction():
             states, trace = _forward(from_inputs, weight)
-        return states, *trace
+        ctx.save_for_backward(weight, states, *trace)
+        return states
 
     @staticmethod
-    def setup_context(
-        ctx: Any,  # noqa: ANN401 (torch names no type with these attributes)
-        inputs: tuple[torch.Tensor, ...],
-        output: tuple[torch.Tensor, ...],
-    ) -> None:
-        """Keep what the backward pass needs."""
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[1], *output)
-
-    @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        d_states: torch.Tensor,
-        *_unused: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, d_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # noqa: ANN401
         """Return the gradients of the inputs' share of the gates and of the weight."""
         weight, states, *trace = ctx.saved_tensors
-        d_inputs: torch.Tensor = _BackSteps.apply(d_states, weight, *trace)  # type: ignore[no-untyped-call]
+        d_inputs = _backward(d_states, weight, _Trace(*trace))
         if not ctx.needs_input_grad[1]:
             return d_inputs, None
         earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
         return d_inputs, d_inputs.flatten(0, 1).T @ earlier.flatten(0, 1)
 
-    @staticmethod
-    def vmap(
-        info: Any,  # noqa: ANN401
-        in_dims: tuple[int | None, ...],
-        from_inputs: torch.Tensor,
-        weight: torch.Tensor,
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-        """Run units side by side, each with products of its own, so that they round alone."""
-        count = info.batch_size
-        flat = _flat(from_inputs, in_dims[0], count)
-        outputs = _LstmSteps.apply(flat, _stack(weight, in_dims[1], count))  # type: ignore[no-untyped-call]
-        return (_unflat(outputs[0], count), *outputs[1:]), (0, 1, 1, 1)
 
-
-class _BackSteps(torch.autograd.Function):
-    """The backward pass, a function of its own so that it has a batching rule of its own."""
-
-    @staticmethod
-    def forward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the inputs' share of the gates."""
-        return _backward(d_states, weight, _Trace(*trace))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ANN401
-        """Keep nothing: there are no second derivatives."""
-
-    @staticmethod
-    def backward(ctx: Any, *_unused: torch.Tensor) -> None:  # noqa: ANN401
-        """Raise: there are no second derivatives."""
-        raise NotImplementedError("second derivatives of the recurrence")
-
-    @staticmethod
-    def vmap(
-        info: Any,  # noqa: ANN401
-        in_dims: tuple[int | None, ...],
-        d_states: torch.Tensor,
-        weight: torch.Tensor,
-        *trace: torch.Tensor,
-    ) -> tuple[torch.Tensor, int]:
-        """Run units side by side; see `_LstmSteps.vmap`."""
-        count = info.batch_size
-        flat, stack = _flat(d_states, in_dims[0], count), _stack(weight, in_dims[1], count)
-        traces = [value.movedim(dim or 0, 1) for value, dim in zip(trace, in_dims[2:], strict=True)]
-        d_inputs: torch.Tensor = _BackSteps.apply(flat, stack, *traces)  # type: ignore[no-untyped-call]
-        return _unflat(d_inputs, count), 0
-
-
-def _flat(values: torch.Tensor, dim: int | None, count: int) -> torch.Tensor:
-    """Return the units' sequences side by side: (units · sequences, length, size)."""
-    return _stack(values, dim, count).flatten(0, 1)
-
-
-def _stack(value: torch.Tensor, dim: int | None, count: int) -> torch.Tensor:
-    """Return a value of each unit, (units, ...), from what `vmap` hands to a batching rule."""
-    return value.expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
-
-
-def _unflat(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return (units, sequences of one, length, size)."""
-    return values.view(count, -1, *values.shape[1:])
-
-
-def _add_product(
-    to: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor
-) -> None:
-    """Write to + left·right, one matrix or a batch of them."""
-    if right.dim() == 2:
-        torch.addmm(to, left, right, out=out)
-    else:
-        torch.baddbmm(to, left, right, out=out)
-
-
-def _twice_the_candidate(weight: torch.Tensor) -> torch.Tensor:
-    """Return the factors of the gates' rows: (4·hidden,)."""
-    ones = weight.new_ones(4, weight.shape[-1])
-    return torch.cat([ones[:3], 2.0 * ones[3:]]).flatten()
-
-
-def _by_time(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return (length, batch, size), or (length, units, sequences of one, size) for a stack."""
-    if weight.dim() == 3:
-        values = _unflat(values, len(weight))
-    return values.movedim(-2, 0)
-
-
-def _by_sequence(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _by_sequence(values: torch.Tensor) -> torch.Tensor:
     """Return (batch, length, size), contiguous, from a tensor with time first.
 
     bfloat16 products round by the layout, which must not depend on the batch.
     """
-    return values.movedim(0, -2).contiguous().view(*like.shape[:-1], values.shape[-1])
+    return values.transpose(0, 1).contiguous()
 
 
 class Recurrence(nn.Module):
@@ -252,16 +150,12 @@ class Recurrence(nn.Module):
         return recur(from_inputs, self.weight)
 
 
-RECURRENT = (Recurrence, nn.RNNBase, nn.RNNCellBase)
-"""Modules that take one position of every row at a time."""
-
-
 def recur(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the states of `Recurrence` for this weight, or a stack of them; see `_LstmSteps`.
+    """Return the states of `Recurrence` for this weight.
 
     Never in bfloat16: rounding would add up over the steps.
     """
     with torch.autocast(from_inputs.device.type, enabled=False):
         inputs = from_inputs.to(weight.dtype)
-        states: torch.Tensor = _LstmSteps.apply(inputs, weight)[0]  # type: ignore[no-untyped-call]
+        states: torch.Tensor = _LstmSteps.apply(inputs, weight)  # type: ignore[no-untyped-call]
     return states

@@ -45,9 +45,8 @@ class PlainLstm(nn.Module):
     """One LSTM layer: (batch, length, input) to (batch, length, hidden).
 
     `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach, its
-    kernel has no batching rule for `torch.func.vmap`, and it does not show the gradients of the
-    gates, from which per-unit gradients are made. This layer has none of these limits and costs
-    about the same on a CPU.
+    kernel does not show the gradients of the gates, from which per-unit gradients are made. This
+    layer costs about the same on a CPU; the engine `vmap` does not take it.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
@@ -63,28 +62,19 @@ class PlainLstm(nn.Module):
 
 
 class _UnitRows(torch.autograd.Function):
-    """`F.normalize` over rows, whose backward pass through `vmap` costs several copies of a table.
+    """`F.normalize` over rows, with a backward pass of few copies of the table.
 
     A row shorter than 1e-12 is divided by that, and its gradient is not turned.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
         """Return the rows at norm 1, and one over their norms, (rows, 1)."""
         inverse = 1.0 / weight.norm(dim=-1, keepdim=True).clamp_min(_SHORTEST)
-        return weight * inverse, inverse
-
-    @staticmethod
-    def setup_context(
-        ctx: Any,  # noqa: ANN401
-        inputs: tuple[torch.Tensor, ...],
-        output: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        """Keep what was returned."""
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*output)
+        rows = weight * inverse
+        ctx.mark_non_differentiable(inverse)
+        ctx.save_for_backward(rows, inverse)
+        return rows, inverse
 
     @staticmethod
     def backward(ctx: Any, d_rows: torch.Tensor, *_unused: torch.Tensor) -> torch.Tensor:  # noqa: ANN401

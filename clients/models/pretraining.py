@@ -10,14 +10,12 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 import transformers
-from rich.progress import Progress
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -29,7 +27,7 @@ from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.tokenizers import public_text
 from fedsim.errors import ConfigError
 from fedsim.utils.files import cache_dir, folder_beside, naming, rename_synced, sync_all
-from fedsim.utils.terminal import progress_console, quietly
+from fedsim.utils.terminal import quietly
 
 logger = logging.getLogger(__name__)
 
@@ -133,15 +131,14 @@ def describe_origin(schedule: Schedule) -> str:
     )
 
 
-def _train(
-    module: PreTrainedModel, stream: torch.Tensor, schedule: Schedule, name: str
-) -> PreTrainedModel:
+def _train(module: PreTrainedModel, stream: torch.Tensor, schedule: Schedule, name: str) -> None:
     """Take the schedule's steps on `module`, in place."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=schedule.learning_rate, weight_decay=0.1)
     generator = torch.Generator().manual_seed(schedule.seed)
     within_block = torch.arange(schedule.block_length + 1)
     last = len(stream) - len(within_block)
-    for step in _shown(schedule.steps, f"pre-training {name} on public text"):
+    logger.info("pre-training %s on public text: %d steps", name, schedule.steps)
+    for step in range(schedule.steps):
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate_at(step)
         starts = torch.randint(last + 1, (schedule.batch_size, 1), generator=generator)
@@ -152,26 +149,13 @@ def _train(
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
-    return module
 
 
 def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     """Return the public speeches as one line of ids, each between its begin and end tokens."""
-    texts: Sequence[str] = public_text()
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    encoded = tokenizer(list(public_text()), add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor([token for ids in encoded for token in (begin, *ids, end)])
-
-
-def _shown(steps: int, title: str) -> Iterator[int]:
-    """Count the steps under a progress bar on a terminal, or after one line of log elsewhere."""
-    console = progress_console()
-    if not console.is_terminal:
-        logger.info("%s: %d steps", title, steps)
-        yield from range(steps)
-        return
-    with Progress(console=console, transient=True) as progress:
-        yield from progress.track(range(steps), description=title)
 
 
 def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -178,8 +178,8 @@ class TransformersModel:
     ) -> torch.Tensor:
         """Return next-token logits, (batch, length, vocabulary_size), at least float32.
 
-        Works under `torch.func.grad` and `vmap`. No attention mask: padding stands on the
-        right of everything that counts, and the model is causal.
+        No attention mask: padding stands on the right of everything that counts, and the model is
+        causal.
 
         Args:
             parameters: one tensor per trainable name, on `device`.

@@ -97,13 +97,10 @@ def calibrate_noise_multiplier(
                     f"the scores more noise{', make fewer trials,' if search else ''} or give a "
                     "larger epsilon"
                 )
-            by_orders = chosen.name in {"rdp", "moments"}
-            on_grid = "" if by_orders else ", on a grid that fits into memory"
-            resolves = "" if by_orders else "(a PLD resolves about 1e-22 a round) "
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
-                f"this with any noise that was tried{on_grid}; give fewer rounds, a larger delta "
-                f"{resolves}or a larger epsilon"
+                "this with any noise that was tried; give fewer rounds, a larger delta (a PLD "
+                "resolves about 1e-22 a round) or a larger epsilon"
             )
         return noise_multiplier
 

@@ -73,10 +73,10 @@ _LLAMA_LIKE: dict[str, Any] = {
 _GEMMA: dict[str, Any] = _LLAMA_LIKE | {"head_dim": 6}
 _ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 _COHERE: dict[str, Any] = _LLAMA_LIKE | _ONE_LAYER | {"bos_token_id": 1, "eos_token_id": 2}
-_EXPERTS: dict[str, Any] = (
+_SPARSE: dict[str, Any] = (
     _LLAMA_LIKE | _ONE_LAYER | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 )
-_QWEN_EXPERTS: dict[str, Any] = _EXPERTS | {"num_experts": 5, "moe_intermediate_size": 8}
+_QWEN_EXPERTS: dict[str, Any] = _SPARSE | {"num_experts": 5, "moe_intermediate_size": 8}
 
 
 def gpt2(**sizes: Any) -> PreTrainedModel:  # noqa: ANN401
@@ -150,7 +150,7 @@ def _nemotron() -> PreTrainedModel:
 def _mixtral() -> PreTrainedModel:
     # The routers' logits are asked for: transformers would make a loss of them beside its own.
     settings: dict[str, Any] = {"num_local_experts": 4, "output_router_logits": True}
-    return MixtralForCausalLM(MixtralConfig(**_EXPERTS, **settings))
+    return MixtralForCausalLM(MixtralConfig(**_SPARSE, **settings))
 
 
 def _qwen2_moe() -> PreTrainedModel:
@@ -195,15 +195,15 @@ NETWORKS: dict[str, tuple[_Make, ModelConfig]] = {
     "cohere2": (_cohere2, ModelConfig()),
     "falcon": (_falcon, ModelConfig()),
     "nemotron": (_nemotron, ModelConfig()),
-    "mixtral": (_mixtral, ModelConfig()),
-    "mixtral down": (_mixtral, ModelConfig(trainable="down_proj")),
-    "qwen2-moe": (_qwen2_moe, ModelConfig()),
-    "qwen3-moe": (_qwen3_moe, ModelConfig()),
     "lstm": (_lstm, ModelConfig()),
     "lstm recurrence": (_lstm, ModelConfig(trainable="hidden_to_gates")),
     "lstm embedding": (_lstm, ModelConfig(trainable=r"^embedding")),
 }
-
+# Mixtures of experts: their layers have no rules.
+EXPERTS: dict[str, tuple[_Make, ModelConfig]] = {
+    name: (make, ModelConfig())
+    for name, make in (("mixtral", _mixtral), ("qwen2-moe", _qwen2_moe), ("qwen3-moe", _qwen3_moe))
+}
 
 # Their norms or attention compute in float32 whatever the parameters are, so that the size of a
 # batch changes the last digits of that.
@@ -221,7 +221,7 @@ def network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str,
 
 @cache
 def _network(name: str, dtype: torch.dtype) -> tuple[TransformersModel, dict[str, torch.Tensor]]:
-    make, config = NETWORKS[name]
+    make, config = (NETWORKS | EXPERTS)[name]
     torch.manual_seed(3)
     model = opened(make(), config)
     model.module.to(dtype)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.engine_choice import choice, choose_engine
+from fedsim.clients.engine_choice import _vmap_refused, choice, choose_engine
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
@@ -38,8 +38,8 @@ from tests.contracts.layer_samples import relative, small_model
 
 
 def vmapped(model: LanguageModel) -> Engine:
-    if getattr(model, "attention", "eager") != "eager":
-        pytest.skip("torch.func has no rule for fused attention; a config cannot ask for both")
+    if (refused := _vmap_refused(model)) is not None:
+        pytest.skip(refused)
     return VmapEngine(model)
 
 

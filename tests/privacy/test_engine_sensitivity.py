@@ -76,8 +76,6 @@ def start(model: LanguageModel) -> dict[str, torch.Tensor]:
 def test_a_user_moves_the_sum_by_at_most_the_bound(
     model: str, clip: str, engine: str, precision: Precision, texts: Materials
 ) -> None:
-    if "sdpa" in model and engine == "vmap":
-        pytest.skip("torch has no batching rule for it")
     network = in_precision(model_of(model), precision)
     task = AveragedGradient(replace(texts, model=network), group_size=3)
     parameters, users = start(network), np.arange(9)

@@ -27,7 +27,7 @@ from fedsim.clients.engines.per_example.capture import (
 from fedsim.clients.engines.per_example.gradient_terms import Gradients, Term
 from fedsim.clients.engines.per_example.packing import row_tokens
 from fedsim.clients.engines.per_example.passes import passes
-from fedsim.clients.engines.per_example.verification import CannotTell, verify
+from fedsim.clients.engines.per_example.verification import verify
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
@@ -143,8 +143,6 @@ class BatchedEngine:
                     return self._by_loop(task, parameters, keys, clip, round)
             self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.total()
-        except CannotTell:
-            return self._by_loop(task, parameters, keys, clip, round)
         except NotCovered as reason:
             # To compute all by loop from here on, another margin for the others, would be decided
             # by one user's text.

@@ -155,34 +155,27 @@ class _LayerHooks:
         module: nn.Module,
         args: tuple[Any, ...],
         named: dict[str, Any],
-        output: torch.Tensor | tuple[torch.Tensor, ...],
-    ) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+        output: torch.Tensor,
+    ) -> torch.Tensor | None:
         """Hook the output, and keep the call until the gradient comes."""
-        part = self._layer.rule.part
-        if not args or isinstance(output, torch.Tensor) != (part is None):
+        if not args or not isinstance(output, torch.Tensor):
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
-        outputs = (output,) if isinstance(output, torch.Tensor) else output
-        tensor = outputs[part or 0]
         if not torch.is_grad_enabled():
             return None
         if self._sink is None:
-            tensor = self._start(tensor.detach())
-        else:
-            tensor = args[0] if self._hooks_input else self._start(self._spread(tensor))
-            inputs = args[0].detach()
-            # Outputs themselves would hold, through their history, the tensor that holds this hook.
-            kept = self._hooks_input or part is not None
-            results = tuple(value.detach() for value in outputs) if kept else ()
-            call = partial(Call, module, others=args[1:], named=named, outputs=results)
-            tensor.register_hook(partial(self._deliver, call, inputs, inputs._version))
-            if self._hooks_input:
-                return None
-        return tensor if part is None else (*outputs[:part], tensor, *outputs[part + 1 :])
+            return self._start(output.detach())
+        tensor = args[0] if self._hooks_input else self._start(self._spread(output))
+        inputs = args[0].detach()
+        # The output itself would hold, through its history, the tensor that holds this hook.
+        kept = output.detach() if self._hooks_input else None
+        call = partial(Call, module, others=args[1:], named=named, output=kept)
+        tensor.register_hook(partial(self._deliver, call, inputs, inputs._version))
+        return None if self._hooks_input else tensor
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
         """Expand an output that all sequences share, as of positions, to one row a sequence.
 
-        One that has a row for each token of all sequences in a row, as of experts, stays so.
+        One that has a row for each token of all sequences stays so.
         """
         if output.shape[0] == 1 and isinstance(self._layer.module, nn.Embedding):
             output = output.expand(self._num_rows, *output.shape[1:])

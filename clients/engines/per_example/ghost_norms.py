@@ -14,7 +14,6 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Product,
     Rows,
     Segment,
-    StackedProduct,
     Term,
     by_unit,
     write_product,
@@ -46,10 +45,6 @@ def ghost_squares(terms: Sequence[Term], segment: Segment) -> torch.Tensor:
     of_left, of_right = inner(left, left), inner(right, right)
     lengths = (_diagonal(of_left) * _diagonal(of_right)).sqrt().sum(dim=1)
     pairs = of_left.mul_(of_right)
-    stacked = [term for term in products if isinstance(term, StackedProduct)]
-    if stacked:  # positions add up only where they chose the same matrix
-        choices = torch.cat([by_unit(term.choices, segment).flatten(1) for term in stacked], dim=1)
-        pairs *= choices[:, :, None] == choices[:, None, :]
     squares = _total(pairs)
     lookups = [term for term in terms if isinstance(term, Rows)]
     if lookups:

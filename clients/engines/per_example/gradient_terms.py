@@ -113,19 +113,7 @@ def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
     return part.reshape(segment.num_units, -1, part.shape[-1])
 
 
-def places_of(ids: torch.Tensor, num_ids: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each id that occurs, and where: its places in ascending order."""
-    order = ids.argsort(stable=True)
-    start = 0
-    for id_, end in enumerate(torch.bincount(ids, minlength=num_ids).cumsum(0).tolist()):
-        if end > start:
-            yield id_, order[start:end]
-        start = end
-
-
 Change = Callable[[torch.Tensor], torch.Tensor]
-
-
 Chain = Callable[[torch.Tensor], None]
 """Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
 
@@ -178,43 +166,6 @@ class Product(_Tensors):
             right = right * by_row
         total = factors.new_empty(left.shape[-1], right.shape[-1])
         write_product(total, left.flatten(0, 1).T, right.flatten(0, 1), add=False)
-        return total
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StackedProduct(Product):
-    """Gradient of a stack of matrices, leftᵀ·right of the positions that chose each: of experts.
-
-    Attributes:
-        choices: (sequences, tokens, positions of a token) int64, the matrix of each position.
-        num_matrices: of the stack.
-    """
-
-    choices: torch.Tensor
-    num_matrices: int
-
-    def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
-        """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
-        for segment in segments:
-            stacks = gradients[segment.units]
-            if not add:
-                stacks.zero_()
-            sides = (by_unit(side, segment) for side in (self.left, self.right, self.choices))
-            left, right, choices = (side.flatten(0, 1) for side in sides)
-            # The units' stacks end to end: a matrix's index in them is its own after its unit's.
-            units = torch.arange(len(stacks), device=choices.device) * self.num_matrices
-            choices = choices.view(len(stacks), -1) + units[:, None]
-            matrices = stacks.view(-1, *stacks.shape[2:])
-            for matrix, places in places_of(choices.flatten(), len(matrices)):
-                write_product(matrices[matrix], left[places].T, right[places], add=True)
-
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
-        left = (self.left * factors[:, None, None]).flatten(0, 1)
-        right = self.right.flatten(0, 1)
-        total = factors.new_zeros(self.num_matrices, left.shape[-1], right.shape[-1])
-        for matrix, places in places_of(self.choices.flatten(), self.num_matrices):
-            write_product(total[matrix], left[places].T, right[places], add=False)
         return total
 
 

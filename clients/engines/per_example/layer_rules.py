@@ -8,7 +8,6 @@ numbers before it is used (`verification.py`).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,10 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from fedsim.clients.engines.per_example.gradient_terms import (
     Product,
     Rows,
-    StackedProduct,
     Term,
     Total,
-    places_of,
 )
 from fedsim.clients.models.gpu_kernels import AlignedLinear
 from fedsim.clients.models.lstm_recurrence import Recurrence
@@ -41,7 +38,7 @@ class Call:
         input: its first argument.
         others: its other arguments.
         named: its arguments by name.
-        outputs: what it returned, where the hooked tensor is the input or one of several outputs.
+        output: what it returned, where the hooked tensor is the input.
         gradient: of the summed losses with respect to the hooked tensor.
     """
 
@@ -50,7 +47,7 @@ class Call:
     input: torch.Tensor
     others: tuple[Any, ...]
     named: Mapping[str, Any]
-    outputs: tuple[torch.Tensor, ...]
+    output: torch.Tensor | None
     gradient: torch.Tensor
 
 
@@ -61,14 +58,12 @@ class Rule:
     Attributes:
         terms: from a call to {attribute name: term}.
         hook: the tensor whose gradient it needs.
-        part: which one of its outputs that is, where it returns several.
         fits: whether the rule describes this instance of the class.
         borrows: attribute names of parameters that another module owns, and how to find them.
     """
 
     terms: Callable[[Call], Mapping[str, Term]]
     hook: Literal["output", "input"] = "output"
-    part: int | None = None
     fits: Callable[[Any], bool] = lambda _module: True
     borrows: Callable[[Any], Mapping[str, torch.Tensor]] = lambda _module: {}
 
@@ -120,55 +115,10 @@ def _eps(norm: Any) -> float:  # noqa: ANN401 (transformers sets the attributes)
     return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
 
 
-def router(call: Call) -> Mapping[str, Term]:
-    """Rule of the k largest of softmax(x·Wᵀ), made to sum to 1 or not: a token's shares of experts.
-
-    The hooked tensor is the shares; which experts a token chooses has no gradient.
-    """
-    logits, _, chosen = call.outputs
-
-    def shares(logits: torch.Tensor) -> torch.Tensor:
-        of_chosen = logits.softmax(dim=-1, dtype=torch.float32).gather(-1, chosen)
-        if getattr(call.module, "norm_topk_prob", True):
-            of_chosen = of_chosen / of_chosen.sum(dim=-1, keepdim=True)
-        return of_chosen
-
-    of_shares, pull, *_ = torch.func.vjp(shares, logits)
-    (gradient,) = pull(call.gradient.reshape(of_shares.shape).to(of_shares.dtype))
-    return {"weight": Product(gradient.view(*call.input.shape[:2], -1), call.input)}
-
-
-def experts(call: Call) -> Mapping[str, Term]:
-    """Rule of Σ over a token's experts of share·down(act(gate(x)) ⊙ up(x)), their weights stacked.
-
-    A position of the terms is a token at one of its experts.
-    """
-    module, (chosen, shares) = call.module, call.others
-    names = ("gate_up_proj", "down_proj")
-    gate_up, down = (call.parameters.get(name, getattr(module, name)) for name in names)
-    rows, length, _ = call.input.shape
-    each = chosen.shape[-1]
-    inputs = call.input.to(gate_up.dtype).repeat_interleave(each, dim=1)
-    after = call.gradient.repeat_interleave(each, dim=1) * shares.detach().view(rows, -1, 1)
-    after = after.to(down.dtype)
-    inner = after.new_empty(rows * length * each, down.shape[-1])
-    before = after.new_empty(rows * length * each, gate_up.shape[-2])
-    for expert, places in places_of(chosen.flatten(), module.num_experts):
-        product = F.linear(inputs.flatten(0, 1)[places], gate_up[expert])
-        inner[places], pull, *_ = torch.func.vjp(module._apply_gate, product)
-        (before[places],) = pull(after.flatten(0, 1)[places] @ down[expert])
-
-    def term(left: torch.Tensor, right: torch.Tensor) -> StackedProduct:
-        left, right = (side.view(rows, length * each, -1) for side in (left, right))
-        choices = chosen.view(rows, length, each)
-        return StackedProduct(left, right, choices=choices, num_matrices=module.num_experts)
-
-    return {"gate_up_proj": term(before, inputs), "down_proj": term(after, inner)}
-
-
 def recurrence(call: Call) -> Mapping[str, Term]:
     """gates(t) = from_input(t) + W·h(t−1): the gradient of its input is that of the gates."""
-    before = F.pad(call.outputs[0][:, :-1], (0, 0, 1, 0))
+    assert call.output is not None  # noqa: S101 (the hooked tensor is the input)
+    before = F.pad(call.output[:, :-1], (0, 0, 1, 0))
     return {"weight": Product(call.gradient, before)}
 
 
@@ -199,17 +149,6 @@ def _only_a_vector(module: nn.Module) -> bool:
     return _only_a_weight(module) and all(value.ndim == 1 for value in module.parameters())
 
 
-def _plain_router(module: nn.Module) -> bool:
-    """Whether scores are made of the input alone: others are shifted, or are no softmax."""
-    return _only_a_weight(module) and len(inspect.signature(module.forward).parameters) == 1
-
-
-def _gated_without_biases(module: Any) -> bool:  # noqa: ANN401 (transformers sets the attributes)
-    names = {name for name, _ in module.named_parameters()}
-    plain = names == {"gate_up_proj", "down_proj"} and not getattr(module, "is_transposed", True)
-    return plain and not (module.has_post_expert_norm or module._is_expert_parallel)
-
-
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear),
     AlignedLinear: Rule(linear),
@@ -229,8 +168,6 @@ BY_NAME: dict[str, Rule] = {
     "FalconLinear": Rule(linear),
     "ScaledWordEmbedding": Rule(scaled_embedding, fits=_plain_embedding),
     "LearnedPositionalEmbedding": Rule(positional_embedding, fits=_plain_embedding),
-    "TopKRouter": Rule(router, part=1, fits=_plain_router),
-    "Experts": Rule(experts, fits=_gated_without_biases),
 }
 
 

@@ -23,7 +23,6 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Product,
     Rows,
     Segments,
-    StackedProduct,
     Term,
     Total,
     merged,
@@ -276,9 +275,6 @@ class Materialised:
         passes.add(self._num_passes)
         if isinstance(term, Total):
             self._vectors.add(name, term, self._segments)
-            return
-        if isinstance(term, StackedProduct):  # of a stack a unit uses some
-            term.into(self._buffer(name, zero=True), self._segments, add=True)
             return
         if term.chain is not None:
             self._chains[name] = term.chain

@@ -143,8 +143,9 @@ class Contestant:
 
 def _engines_of(case: Case) -> tuple[str, ...]:
     batched = _BATCHED if case.kind in ("uls", "uls-ragged") else ()
-    fused = case.attention != "eager"  # which `vmap` has no rule for
-    return (AUTO, LOOP, *(name for name in batched if not (fused and name == "vmap")))
+    # `vmap` has no rule for fused attention and for the LSTM.
+    refused = case.attention != "eager" or case.model == "mcmahan-lstm"
+    return (AUTO, LOOP, *(name for name in batched if not (refused and name == "vmap")))
 
 
 def _computed_floor(work: Workload, batch_size: int) -> None:

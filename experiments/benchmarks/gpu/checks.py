@@ -79,6 +79,8 @@ def parity(device: str, quick: bool) -> Iterator[Row]:
         expected = summed("loop", "float32")
         for precision, (least, most) in _APART.items():
             for engine in _ENGINES[precision == "float32" :]:
+                if (engine, name) == ("vmap", "mcmahan-lstm"):  # torch cannot vectorise it
+                    continue
                 total = summed(engine, precision)
                 apart = l2_norm(
                     {key: total.values[key] - value for key, value in expected.values.items()}

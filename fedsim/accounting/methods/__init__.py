@@ -1,7 +1,7 @@
 """The accountants' methods: from rounds to (ε, δ).
 
 pld.py            privacy loss distributions on a grid that is refined as needed; of one round:
-                  mixture_pld.py (one user's coins), replacing_pld.py (one user for another)
+                  mixture_pld.py
 composition.py    the sum of the losses of all rounds
 accountant.py      what each of them is
 random_allocation.py, renyi.py, group_privacy.py   the other accountants

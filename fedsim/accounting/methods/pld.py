@@ -17,14 +17,16 @@ from dataclasses import dataclass
 import dp_accounting
 import numpy as np
 from dp_accounting import dp_event
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
 from scipy import special, stats
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.composition import ComposedPld, LongWindowError
-from fedsim.accounting.methods.mixture_pld import MAX_POINTS, mixture_pld
-from fedsim.accounting.methods.replacing_pld import replacing_pld
+from fedsim.accounting.methods.mixture_pld import MAX_POINTS, drawn_or_nothing, mixture_pld
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
@@ -38,6 +40,8 @@ _MOST_UPWARD = MAX_POINTS // 3  # grid points; losses go down as far as up, and 
 _TOLERANCE = 1e-4  # of ε or δ, relative, that finer grids may still take off
 _TOLERANCE_BEYOND = 7e-4  # the same once the grid is dp_accounting's own or finer
 _NEARLY_NOTHING = 1e-22  # mass of a component that a PLD leaves out, about e^-50
+# Below it, 1 - q has too few digits: a user is found whenever drawn.
+_LEAST_RATE = 1e-10
 _MOST_INFINITE = 3  # grids on which the answer may be infinite before it is believed
 
 
@@ -138,8 +142,20 @@ def _sampled_gaussian(
     noise: float, probability: float, relation: Relation, width: float
 ) -> PrivacyLossDistribution:
     if relation is Relation.REPLACE:
-        return replacing_pld(noise, probability, width)
+        return _replacing(noise, probability, width)
     return mixture_pld(noise, [0.0, 1.0], [1.0 - probability, probability], width)
+
+
+def _replacing(noise: float, probability: float, width: float) -> PrivacyLossDistribution:
+    """Return the PLD of (1 - q) N(0, σ²) + q N(-1, σ²) against the same with N(1, σ²)."""
+    if probability < _LEAST_RATE:
+        return drawn_or_nothing(width, probability)
+    return from_gaussian_mechanism(
+        noise,
+        sampling_prob=probability,
+        value_discretization_interval=width,
+        neighboring_relation=Relation.REPLACE.of_dp_accounting,
+    )
 
 
 def _truncated(
@@ -177,7 +193,7 @@ def _truncated(
     if relation is Relation.ADD_OR_REMOVE:
         displacing = _sampled_gaussian(noise / 2.0, probability, relation, width)
     else:
-        displacing = replacing_pld(noise / 2.0, probability, width)
+        displacing = _replacing(noise / 2.0, probability, width)
     return displacing.compute_mixture(plain, reached)
 
 

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-import numpy.typing as npt
 
-from fedsim.accounting.events import Composition, Profile, RoundCost
+from fedsim.accounting.events import Composition, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.sampling import Relation
-
-Array = npt.NDArray[np.float64]
 
 _MOMENTS_ORDERS = range(2, 34)
 
@@ -88,17 +85,6 @@ class MomentsAccountant(Accountant):
         """Return δ at ε, at most 1."""
         orders, divergences = self._divergences(costs, relation)
         return min(1.0, math.exp(float(np.min((orders - 1.0) * (divergences - epsilon)))))
-
-    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε."""
-        orders, divergences = self._divergences(costs, relation)
-
-        def at(epsilons: Array) -> Array:
-            logs = (orders - 1.0) * (divergences - epsilons[:, None])
-            deltas: Array = np.exp(np.minimum(logs.min(axis=1), 0.0))
-            return deltas
-
-        return at
 
     @staticmethod
     def _divergences(

@@ -94,7 +94,7 @@ def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: Patch) -> N
             {"sampling": PoissonSampling(1e-7), "delta": 1e-5},
             "delta = 1e-05: at least the probability 1e-05",
         ),
-        ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify.* on a grid that fits"),
+        ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify"),
         (
             {"epsilon": 1e-7, "delta": 1e-9, "accountant": "rdp"},
             "'rdp' cannot certify this with any noise that was tried; give fewer rounds, a larger "

@@ -187,7 +187,9 @@ def test_it_can_be_sent_to_another_process() -> None:
 def test_a_role_that_the_template_refuses_is_named() -> None:
     ours, _, special = TEMPLATES["Gemma"]
     wrong = json.dumps({"messages": [{"role": "system", "content": "Be kind."}]})
-    with pytest.raises(ConfigError, match=r"^data: the chat template refuses.*of system: System"):
+    with pytest.raises(
+        ConfigError, match=r"^data: the chat template refuses a conversation: System"
+    ):
         encoder(tokenizer(ours, special), "assistant")([wrong])
 
 
@@ -198,7 +200,7 @@ def test_a_refusal_quotes_no_conversation() -> None:
     with pytest.raises(ConfigError) as refused:
         encoder(tokenizer(refusing, ["<s>"]), "all")([json.dumps({"messages": messages})])
     said = "".join(traceback.format_exception(refused.value))
-    assert "a conversation of another role: TemplateError" in said
+    assert "a conversation: TemplateError" in said
     assert "Jane" not in said
     assert "clinic" not in said
 

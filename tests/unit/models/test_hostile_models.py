@@ -82,7 +82,6 @@ CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
         {"n_inner": 40},
         r"config\.json wants transformer\.h\.0\.mlp\.c_fc\.bias of shape \(40,\), and",
     ),
-    ({"n_layer": 10**9}, "n_layer = 1000000000, and the weights are"),
     ({"n_positions": 128.0}, "n_positions"),
     (partial(edit, name="tokenizer_config.json", __class__=7), "__class__"),
     (no_tokenizer, r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$"),

@@ -77,8 +77,10 @@ def test_gradients_are_the_slopes_of_the_loss(model: LanguageModel) -> None:
     # small steps show.
     parameters = {name: value.double() for name, value in model.initial_parameters().items()}
     tokens = some_tokens(model, (2, 9))
-    gradients = torch.func.grad(lambda given: loss(model, given, tokens))(parameters)
-    for name, gradient in gradients.items():
+    leaves = {name: value.requires_grad_() for name, value in parameters.items()}
+    slopes = torch.autograd.grad(loss(model, leaves, tokens), list(leaves.values()))
+    parameters = {name: value.detach() for name, value in leaves.items()}
+    for name, gradient in zip(parameters, slopes, strict=True):
         norm = float(gradient.norm())
         length = min(1e-3 / norm, 0.02 * max(1.0, float(parameters[name].norm())))
         step = length * gradient / norm

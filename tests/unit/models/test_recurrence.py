@@ -1,11 +1,9 @@
-"""The LSTM's recurrence against torch's own, over stacks, and under `torch.func.vmap`."""
+"""The LSTM's recurrence against torch's own."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
-from torch.func import grad, vmap
 
 from fedsim.clients.models.lstm_recurrence import recur
 
@@ -43,46 +41,3 @@ def test_states_and_gradients_are_those_of_torch() -> None:
         )
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_stack_is_each_units_own_run(rows: int) -> None:
-    inputs, weights = drawn(4 * rows, LENGTH, 4 * HIDDEN), drawn(4, 4 * HIDDEN, HIDDEN)
-    together = recur(inputs, weights)
-    assert together.is_contiguous()
-    for unit, weight in enumerate(weights):
-        own = slice(unit * rows, (unit + 1) * rows)
-        torch.testing.assert_close(
-            together[own], recur(inputs[own], weight), rtol=1e-12, atol=1e-12
-        )
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("stacked", [False, True])
-def test_vmap_gives_each_unit_its_own_gradients_whoever_else_is_there(
-    rows: int, stacked: bool
-) -> None:
-    """To the bit: in bfloat16 models a difference in the last one becomes 1e-3 of a gradient.
-
-    The size is one that vector registers divide; what is left over at the end of a row is rounded
-    otherwise.
-    """
-    inputs = drawn(6, rows, LENGTH, 4 * 64, dtype=torch.float32)
-    weights = drawn(6, 4 * 64, 64, dtype=torch.float32) / 8.0
-
-    def loss(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return recur(inputs, weight).square().sum()
-
-    def gradients(units: slice) -> tuple[torch.Tensor, ...]:
-        of_units = weights[units] if stacked else weights[0]
-        in_dims = (0, 0 if stacked else None)
-        return vmap(grad(loss, argnums=(0, 1)), in_dims=in_dims)(inputs[units], of_units)  # type: ignore[no-any-return]
-
-    everybody = gradients(slice(None))
-    for unit in range(6):
-        alone = gradients(slice(unit, unit + 1))
-        weight = weights[unit if stacked else 0]
-        plain = grad(loss, argnums=(0, 1))(inputs[unit], weight)
-        for of_all, of_one, expected in zip(everybody, alone, plain, strict=True):
-            assert torch.equal(of_all[unit], of_one[0])
-            torch.testing.assert_close(of_one[0], expected, rtol=1e-4, atol=1e-5)

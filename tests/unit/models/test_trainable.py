@@ -14,7 +14,7 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.language_model import check_causal
 from fedsim.materials import load_model
-from tests.contracts.layer_samples import NETWORKS, opened
+from tests.contracts.layer_samples import EXPERTS, opened
 
 NAMES = ["wte.weight", "h.0.attn.weight", "h.0.attn.lora_A.default.weight", "ln_f.bias"]
 
@@ -66,11 +66,11 @@ def test_an_adapter_on_a_tied_weight_is_refused_where_it_would_be_merged(module:
 
 def test_experts_are_not_adapted() -> None:
     """For names that their matrices had apart, peft writes into their stack at each call."""
-    make, _ = NETWORKS["qwen3-moe"]
+    make, _ = EXPERTS["qwen3-moe"]
     model = opened(make(), ModelConfig(lora_rank=2))
     places = {name.split(".lora_")[0].rpartition(".")[2] for name in model.initial_parameters()}
     assert places == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    shared, _ = NETWORKS["qwen2-moe"]  # has linear layers beside its experts
+    shared, _ = EXPERTS["qwen2-moe"]  # has linear layers beside its experts
     assert {
         name.split(".lora_")[0].rpartition(".")[2]
         for name in opened(shared(), ModelConfig(lora_rank=2)).initial_parameters()

@@ -84,7 +84,9 @@ def test_users_with_too_few_are_left_out_and_counted() -> None:
 
 def test_the_error_says_how_many_have_enough_and_what_would_do() -> None:
     known, everyone = sample([3, 1, 5], [4, 4, 2])
-    with pytest.raises(ConfigError, match=r"--samples 4: 1 trained and 2 held-out .* give a smaller number"):
+    with pytest.raises(
+        ConfigError, match=r"--samples 4: 1 trained and 2 held-out .* give a smaller number"
+    ):
         choose_sides(known, everyone, 4)
     with pytest.raises(ConfigError, match=r"1 trained and 3 held-out .* hold out more"):
         choose_sides(*sample([1], [1, 1, 1]), 1)

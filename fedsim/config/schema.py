@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -173,6 +173,9 @@ class SamplingConfig(Section):
     kind: str = "poisson"
     """"poisson", "truncated-poisson", "fixed-size", "shuffled", "balanced", "cyclic", or a
     plug-in's sampler."""
+
+
+STRATEGIES = OpenTable("strategies", "strategy.name")
 
 
 class StrategyConfig(Section):
@@ -399,9 +402,7 @@ class Config(Section):
     """The text and its users."""
     model: ModelConfig = ModelConfig()
     """Which model training starts from, and which of its parameters are trained."""
-    strategy: Annotated[StrategyConfig, OpenTable("strategies", "strategy.name")] = Field(
-        default={}, validate_default=True
-    )
+    strategy: Annotated[StrategyConfig, STRATEGIES] = Field(default={}, validate_default=True)
     """What is sampled, what each unit computes, and how its update is bounded."""
     privacy: Annotated[PrivacyConfig, OpenTable("accountants", "privacy.accountant")] = (
         PrivacyConfig()
@@ -494,6 +495,9 @@ def load_config(
         raise ConfigError(f"config: {path} is nested too deeply") from None
     for override in overrides:
         _apply_override(raw, override)
+    named = {override.partition("=")[0].strip() for override in overrides}
+    if "strategy.name" in named:
+        _drop_other_size(raw["strategy"], named)
     if isinstance(privacy := raw.setdefault("privacy", {}), dict):
         privacy.setdefault("noise", noise)
     return parse_config(raw)
@@ -529,6 +533,17 @@ def _made_numbers(given: Any, made: Any, key: str = "") -> Iterator[str]:  # noq
             yield from _made_numbers(value, other, f"{key}.{number}")
     elif isinstance(given, bool | str) and type(made) in (int, float):
         yield f"{key} = {given!r}: give a number"
+
+
+def _drop_other_size(strategy: dict[str, Any], named: Collection[str]) -> None:
+    """Drop a round's size that the file gives for another strategy than the override names."""
+    try:
+        options = STRATEGIES.options(StrategyConfig, strategy)
+    except ConfigError:
+        return  # an unknown strategy, which validation names
+    for key in {"cohort_size", "batch_size"} - options.model_fields.keys():
+        if f"strategy.{key}" not in named:
+            strategy.pop(key, None)
 
 
 def with_settings(config: Config, overrides: Sequence[str]) -> Config:

@@ -85,6 +85,14 @@ def test_a_comparison_is_seeded_and_a_run_secure_unless_the_config_says(config: 
     assert expand(config, (), ["privacy.noise=secure"])[0].config.privacy.noise == "secure"
 
 
+def test_another_strategy_leaves_the_size_of_the_files_strategy_out(config: Path) -> None:
+    cells = expand(config, [parse_variation("strategy.name=uls,els,non-private")])
+    sizes = [(c.config.strategy.expected_users, c.config.strategy.expected_examples) for c in cells]
+    assert sizes == [(6.0, None), (None, None), (6.0, None)]
+    with pytest.raises(ConfigError, match=r"strategy\.cohort_size"):
+        expand(config, [parse_variation("strategy.name=els")], ["strategy.cohort_size=6"])
+
+
 def test_keys_that_end_alike_are_named_in_full(config: Path) -> None:
     kinds = [parse_variation("strategy.clip.kind=flat"), parse_variation("data.cutting=split,join")]
     assert expand(config, kinds)[1].name == "uls,kind=flat,cutting=join"

@@ -97,10 +97,6 @@ class LanguageModel(Protocol):
         ...
 
 
-MODEL_HAS = sorted(name for name in vars(LanguageModel) if not name.startswith("_"))
-"""What a loader's model must have."""
-
-
 class ChatModel(LanguageModel, Protocol):
     """A language model that reads conversations too, which chat data needs."""
 

@@ -6,7 +6,6 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from inspect import signature
 from pathlib import Path
 
 import torch
@@ -19,9 +18,8 @@ from fedsim.data.reading import open_or_build
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import is_store
-from fedsim.errors import ConfigError, about, kind_of
+from fedsim.errors import ConfigError
 from fedsim.language_model import (
-    MODEL_HAS,
     LanguageModel,
     check_causal,
     module_of,
@@ -191,25 +189,11 @@ def load_model(
     if name not in (config.name_or_path, "transformers"):
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
     loader = resolve("models", name, field)
-    options = {"seed": seed, "sequence_length": sequence_length, "device": device}
-    with about(
-        f"{field} = {name!r}: its loader is called with {', '.join(options)}: ", (TypeError,)
-    ):
-        signature(loader).bind(config, **options)
-    model: LanguageModel = loader(config, **options)
+    model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
     if getattr(model, "attention", "eager") != config.attention:
         raise ConfigError(
             f"model.attention = {config.attention!r}: the loader of models {name!r} does not take "
             "it; leave it out"
-        )
-    # Asked of the class first: a property may be long to compute.
-    missing = [
-        each for each in MODEL_HAS if not hasattr(type(model), each) and not hasattr(model, each)
-    ]
-    if missing:
-        raise ConfigError(
-            f"{field} = {name!r}: its loader gave {kind_of(model)} without {', '.join(missing)}; "
-            "see fedsim.language_model.LanguageModel"
         )
     return model
 

@@ -22,7 +22,7 @@ from fedsim.accounting.statement import PrivacyTerms
 from fedsim.clipping import Clip
 from fedsim.config import Config
 from fedsim.data.store import ranks
-from fedsim.errors import ConfigError, about, kind_of
+from fedsim.errors import ConfigError
 from fedsim.estimators import Estimator
 from fedsim.execution import Executor
 from fedsim.materials import Materials
@@ -39,12 +39,10 @@ from fedsim.parts import (
     server_optimizer,
 )
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.registry import distribution, is_own, part, resolve
+from fedsim.registry import part
 from fedsim.sampling import CyclicSampling, Sampling, rounds_text
 from fedsim.seeding import Draws, Hashes, hashes
 from fedsim.utils.json_text import digest
-
-_OF_EXAMPLES = "example-gradient"  # of fedsim's own tasks the one that is not a user's
 
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:
@@ -124,18 +122,9 @@ def plan_terms(
 def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
     """Raise `ConfigError` where a plan cannot have the price that it states.
 
-    It has another relation than the config; its pool has a unit that is not trained on, or more of
-    a user than it says; its task is of other units.
+    Its pool has a unit that is not trained on, or more of a user than the plan says.
     """
     where = f"strategy.name = {config.strategy.name!r}"
-    if not isinstance(plan, RoundPlan):
-        raise ConfigError(f"{where}: built {kind_of(plan)}; wanted what private_plan returns")
-    if plan.noise_multiplier > 0.0 and plan.relation is not (meant := relation_of(config)):
-        raise ConfigError(
-            f"{where}: relation = {plan.relation.value!r}: the config's is {meant.value!r}; build "
-            "the plan by private_plan, or change the config"
-        )
-    _check_task(plan, materials, where)
     split, store, pool = materials.split, materials.store, plan.pool
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not np.isin(pool, trained).all():
@@ -148,21 +137,6 @@ def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
                 f"{where}: units_per_user = {plan.units_per_user}: a user has more in the pool; "
                 "give the most that one may have, and pool no more of anybody"
             )
-
-
-def _check_task(plan: RoundPlan, materials: Materials, where: str) -> None:
-    """Raise `ConfigError` for a task of other units, or a plug-in's that engines could not call."""
-    spec = plan.task
-    if is_own(distribution("tasks", spec.name)):
-        if (spec.name == _OF_EXAMPLES) != (plan.unit == "example"):
-            raise ConfigError(f"{where}: task {spec.name!r} is not for {plan.unit}s")
-        return
-    make = resolve("tasks", spec.name, f"{where}: task")
-    with about(f"{where}: task {spec.name!r} cannot be made: ", (TypeError, ValueError)):
-        task = make(materials, **spec.options)
-    wanted = ("averages_gradients", "unit", "units", "update")
-    if lacks := [name for name in wanted if not hasattr(task, name)]:
-        raise ConfigError(f"{where}: task {spec.name!r} lacks {', '.join(lacks)}")
 
 
 def _check_finite(plan: RoundPlan, config: Config) -> None:

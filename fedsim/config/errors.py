@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 
 from fedsim.config.tables import UNKNOWN_PART, OpenTable
-from fedsim.errors import kind_of, nearest
+from fedsim.errors import nearest
 from fedsim.utils.section import Section
 
 _LONGEST = 300
@@ -82,10 +82,7 @@ def _in_plain_words(problem: Mapping[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     """Return the value as it would be written, cut where it is endless."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a nest of lists
-        return kind_of(value)
+    text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fedsim import materials
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -143,21 +141,6 @@ def test_a_tokenizer_with_more_ids_than_the_network_is_refused(tmp_path: Path) -
 def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.sequence_length = 33: .*at most 32"):
         load_folder(llama, sequence_length=33)
-
-
-@pytest.mark.parametrize(
-    ("loader", "said"),
-    [
-        (lambda config, **_: None, r"its loader gave a NoneType without decode, .*LanguageModel$"),
-        (lambda config: None, r"its loader is called with seed, sequence_length, device: got"),
-    ],
-)
-def test_a_plug_in_that_is_no_model_is_named(
-    loader: Callable[..., None], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(materials, "resolve", lambda *_: loader)
-    with pytest.raises(ConfigError, match=rf"^model\.name_or_path = 'tiny-gpt': {said}"):
-        materials.load_model(ModelConfig())
 
 
 def test_pretraining_steps_belong_to_built_in_models(llama: Path) -> None:

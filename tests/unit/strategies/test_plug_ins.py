@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.planner.candidates import check_plannable
 from fedsim.registry import resolve
 from fedsim.runner.folder import RunFolder
-from fedsim.sampling import Indices, PoissonSampling, Relation, Sampling
+from fedsim.sampling import Indices, PoissonSampling, Sampling
 from fedsim.strategy import build_plan, plan_terms, private_plan
 from tests.conftest import Patch, small_config
 from tests.contracts.test_engines import ENGINES
@@ -61,14 +60,6 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda m: {**examples(m, np.arange(m.store.num_examples)), "units_per_user": 999},
         "give no example that is not trained on",
     ),
-    "a user's task for examples": (
-        lambda m: {**examples(m), "task": TaskSpec(name="fedsgd")},
-        "task 'fedsgd' is not for examples",
-    ),
-    "an example's task for users": (
-        lambda m: {"task": TaskSpec(name="example-gradient")},
-        "task 'example-gradient' is not for users",
-    ),
 }
 
 
@@ -88,31 +79,6 @@ def test_a_plan_whose_price_is_not_that_of_its_pool_is_refused(
         build(monkeypatch, config, materials, plan)
 
 
-LACKING = """
-class Task:
-    def __init__(self, materials, group_size):
-        self.unit = self.units = 1
-"""
-TASKS: list[tuple[str, dict[str, Any], str]] = [
-    ("fedsgt", {}, "task = 'fedsgt': did you mean 'fedsgd'"),
-    ("lacking", {"size": 2}, "task 'lacking' cannot be made: .* 'size'"),
-    ("lacking", {"group_size": 2}, "task 'lacking' lacks averages_gradients, update"),
-]
-
-
-def test_a_task_is_made_before_anything_is_written(
-    speeches: Path, materials: Materials, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    site = plugin(tmp_path, LACKING, {"fedsim.tasks lacking": "lacks:Task"}, name="lacks")
-    monkeypatch.syspath_prepend(site)
-    config = small_config(speeches)
-    for name, options, complaint in TASKS:
-        plan = built(config, materials, task=TaskSpec(name=name, options=options))
-        monkeypatch.setattr("fedsim.strategies.uls.private_plan", lambda *_, p=plan, **__: p)
-        with pytest.raises(ConfigError, match=f"strategy.name = 'uls': {complaint}"):
-            build_plan(config, materials)
-
-
 class Everybody(PoissonSampling):
     def draw(self, num_units: int, round: int, coins: object) -> Indices:
         return np.arange(num_units)
@@ -130,8 +96,6 @@ def test_the_promise_names_a_part_of_a_plug_in(
     plan = built(config, materials, sampling=Everybody(0.25))
     (*_, said) = build(monkeypatch, config, materials, plan).assumptions
     assert said.endswith("own proof of code outside of fedsim: Everybody of " + __name__ + ".")
-    with pytest.raises(ConfigError, match="wanted what private_plan returns"):
-        build(monkeypatch, config, materials, None)
 
 
 def test_a_part_without_an_event_or_a_bound_gives_no_epsilon(
@@ -145,17 +109,6 @@ def test_a_part_without_an_event_or_a_bound_gives_no_epsilon(
     free = small_config(speeches, privacy={"noise_multiplier": 0.0})
     plan = built(free, materials, sampling=Unpriced(0.25), clip=NoClip())
     assert plan_terms(free, plan).sentence().startswith("No privacy guarantee")
-
-
-def test_another_relation_than_the_configs_is_refused(
-    speeches: Path, materials: Materials, monkeypatch: Patch
-) -> None:
-    config = small_config(speeches)
-    plan = replace(built(config, materials), relation=Relation.ZERO_OUT)
-    with pytest.raises(ConfigError, match="relation = 'zero-out-one': the config's is 'add-or"):
-        build(monkeypatch, config, materials, plan)
-    config = small_config(speeches, privacy={"relation": "zero-out-one"})
-    assert build(monkeypatch, config, materials, plan).relation is Relation.ZERO_OUT
 
 
 def test_a_population_that_no_assumption_names_is_said_to_be_public(

@@ -17,13 +17,11 @@ from fedsim.utils.json_text import parse_json
 DEEP = "[" * 100_000
 
 
-@pytest.mark.parametrize(
-    "text", [f"a = {DEEP}", f"seed = {'9' * 5000}", f"[{'a.' * 100_000}a]", "a = 1\n" * 20_000]
-)
+@pytest.mark.parametrize("text", [f"a = {DEEP}", f"seed = {'9' * 5000}", "a = 1\n" * 20_000])
 def test_a_config_that_no_parser_takes(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"run\.toml is (not TOML|nested too deeply|longer than)"):
+    with pytest.raises(ConfigError, match=r"run\.toml is not TOML"):
         load_config(path)
 
 
@@ -33,8 +31,6 @@ def test_an_override_that_no_parser_takes(tmp_path: Path, value: str) -> None:
     with pytest.raises(ConfigError, match=r"strategy\.rounds") as caught:
         load_config(tmp_path / "run.toml", [f"strategy.rounds={value}"])
     assert len(str(caught.value)) < 1000
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        load_config(tmp_path / "run.toml", ["model.trainable=\udcff"])
     assert parse_variation(f"seed={'9' * 5000}").values
 
 

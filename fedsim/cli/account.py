@@ -29,7 +29,7 @@ app = typer.Typer(
     help="Compute ε from noise, or noise from ε; read ledgers and verify a model's ε.",
 )
 
-Rounds = Annotated[int, typer.Option(help="Number of rounds (noisy releases).")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds (noisy releases).")]
 NoiseMultiplier = Annotated[
     float | None,
     typer.Option(help="Noise standard deviation divided by the most that one unit can add."),
@@ -39,7 +39,7 @@ Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
 RelationName = Annotated[
     Relation | None, typer.Option(help="Neighbouring relation (default: that of the sampler).")
 ]
-Users = Annotated[int | None, typer.Option(help="Number of users, a public value.")]
+Users = Annotated[int | None, typer.Option(min=1, help="Number of users, a public value.")]
 TradeOffFlag = Annotated[
     bool,
     typer.Option(
@@ -111,8 +111,6 @@ def uls(
             raise ConfigError(
                 f"{option} = {value}: --sampler {kind} needs it, and only that sampler takes it"
             )
-    if users is not None and users < 1:
-        raise ConfigError(f"--users = {users}: give an integer >= 1")
     rate = None
     if sampler != "balanced" and not (
         sampler == "cyclic" and sampling_probability is None and cohort_size is None
@@ -177,7 +175,7 @@ def _rate(probability: float | None, users: int | None, cohort_size: float | Non
 def els(
     *,
     rounds: Rounds,
-    group_size: Annotated[int, typer.Option(help="Most examples that a user contributes.")],
+    group_size: Annotated[int, typer.Option(min=1, help="Most examples that a user contributes.")],
     sampling_probability: Annotated[
         float, typer.Option(help="Probability that an example is drawn in a round.")
     ],
@@ -191,8 +189,6 @@ def els(
     as_json: Json = False,
 ) -> None:
     """Example-level sampling (ELS) with a cap on the examples of a user, accounted per user."""
-    if group_size < 1:
-        raise ConfigError(f"--group-size = {group_size}: give an integer >= 1")
     with about("--sampling-probability: "):
         sampling = PoissonSampling(sampling_probability)
     _answer(
@@ -221,8 +217,6 @@ class _Question:
     relation: Relation | None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"--rounds = {self.rounds}: give an integer >= 1")
         if not 0.0 < self.delta < 1.0:
             raise ConfigError(f"--delta = {self.delta}: give a number in (0, 1)")
         if (self.noise_multiplier is None) == (self.epsilon is None):

@@ -27,15 +27,13 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = 0,
     learning_rate: Annotated[
-        float | None,
-        typer.Option(help="With --personalise: learning rate of the local steps (default: 0.1)."),
-    ] = None,
+        float,
+        typer.Option(help="With --personalise: learning rate of the local steps."),
+    ] = 0.1,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST, help="With --personalise: examples per local step (default: 8)."
-        ),
-    ] = None,
+        int,
+        typer.Option(min=1, max=MOST, help="With --personalise: examples per local step."),
+    ] = 8,
     out: Annotated[
         Path | None, typer.Option(help="The JSON file to write (default: RUN_DIR/evaluation.json).")
     ] = None,
@@ -52,12 +50,9 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     from fedsim.runner.folder import RunFolder
     from fedsim.utils.files import write_atomically
 
-    if not personalise and (learning_rate is not None or batch_size is not None):
-        raise ConfigError("--learning-rate, --batch-size: are for --personalise; give that too")
-    rate = 0.1 if learning_rate is None else learning_rate
-    if not 0.0 < rate < math.inf:
-        raise ConfigError(f"--learning-rate = {rate}: give a finite number > 0")
-    local = Personalisation(personalise, batch_size or 8, rate) if personalise else None
+    if not 0.0 < learning_rate < math.inf:
+        raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
+    local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
     place = out or run_dir / "evaluation.json"
     RunFolder(run_dir).check_there()
     check_out(place, "RUN_DIR" if out is None else "--out", key="stages")

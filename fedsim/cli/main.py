@@ -55,7 +55,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     suggest_commands=False,  # click suggests already
 )
-HALTED, DIVERGED, FAILED, DISK, WRONG_INPUT, BUDGET_SPENT, INTERRUPTED = 1, 1, 1, 1, 2, 3, 130
+INTERRUPTED = 130
+_ENDINGS: dict[type[Exception], tuple[str, int]] = {  # the first word and the exit status
+    ConfigError: ("Error", 2),
+    BudgetSpentError: ("Stopped", 3),
+    HaltedError: ("Halted", 1),
+    DivergedError: ("Diverged", 1),
+    SavedModelError: ("Error", 1),
+    RunsFailedError: ("Error", 1),
+}
 
 
 def _show_version(asked: bool) -> None:
@@ -178,26 +186,14 @@ def main() -> None:
         status = error.exit_code
     except Exit as error:
         status = error.exit_code
-    except ConfigError as error:
-        typer.echo(f"Error: {error}", err=True)
-        status = WRONG_INPUT
-    except BudgetSpentError as error:
-        typer.echo(f"Stopped: {error}", err=True)
-        status = BUDGET_SPENT
-    except HaltedError as error:
-        typer.echo(f"Halted: {error}", err=True)
-        status = HALTED
-    except DivergedError as error:
-        typer.echo(f"Diverged: {error}", err=True)
-        status = DIVERGED
-    except (SavedModelError, RunsFailedError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        status = FAILED
+    except tuple(_ENDINGS) as error:
+        word, status = next(end for kind, end in _ENDINGS.items() if isinstance(error, kind))
+        typer.echo(f"{word}: {error}", err=True)
     except Exception as error:
         if (message := disk_message(error)) is None:
             raise
         typer.echo(f"Error: {message}", err=True)
-        status = DISK
+        status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -10,9 +10,6 @@ import typer
 from fedsim.errors import ConfigError
 from fedsim.utils.json_text import read_json
 
-RUN = "run.json"
-"""The file that a folder is known by as a run's; see `RunFolder.identity`."""
-
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Overrides = Annotated[
     list[str] | None,
@@ -43,20 +40,9 @@ def check_out(path: Path, given: str = "--out", key: str | None = None) -> None:
         raise ConfigError(f"{given} = {path}: is a folder; give a file")
     if key is not None and path.exists() and not _has(path, key):
         raise ConfigError(f"{given} = {path}: exists, and is no earlier answer; give another name")
-    check_not_given_away(path, given)
     taken = next((parent for parent in path.parents if parent.exists()), None)
     if taken is not None and not taken.is_dir():
         raise ConfigError(f"{given} = {path}: {taken} is a file; give another place")
-
-
-def check_not_given_away(path: Path, given: str = "--out") -> None:
-    """Raise `ConfigError` for a place in a run's `model/` or `adapter/`, for others to get."""
-    for parent in path.resolve().parents:
-        if parent.name in ("model", "adapter") and (parent.parent / RUN).is_file():
-            raise ConfigError(
-                f"{given} = {path}: is in {parent}, which is to be given away, and this is "
-                "computed on private text; give another place"
-            )
 
 
 def _has(path: Path, key: str) -> bool:

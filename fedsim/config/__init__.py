@@ -2,7 +2,7 @@
 
 Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
 `tables.py` has the tables whose keys depend on the part that one of them names.
-`page.py` writes docs/config.md from the keys' own docstrings.
+`experiments/config_page.py` writes docs/config.md from the keys' own docstrings.
 """
 
 from fedsim.config.schema import (

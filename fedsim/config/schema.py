@@ -1,6 +1,6 @@
 """The configuration of a run: every key, its type, its default and what it is.
 
-The text under a key is its row in docs/config.md: see `page.py`.
+The text under a key is its row in docs/config.md: see `experiments/config_page.py`.
 """
 
 from __future__ import annotations

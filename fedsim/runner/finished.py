@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.errors import ConfigError
+from fedsim.language_model import module_of
 from fedsim.report.html import HTML_FILE
 from fedsim.report.schema import RoundMetrics, RunReport, load_metrics, load_report
 from fedsim.report.wording import outcome_text
@@ -61,33 +61,13 @@ class Run(os.PathLike[str]):
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained network: transformers' class where transformers has one for it.
-
-        Raises:
-            ConfigError: its files lack weights.
-        """
-        from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: PLC0415  (slow)
-
-        from fedsim.materials import load_model  # noqa: PLC0415
-        from fedsim.utils.json_text import read_json  # noqa: PLC0415
+        """The trained network: transformers' class where transformers has one for it."""
+        from fedsim.materials import load_model  # noqa: PLC0415  (slow)
 
         folder = RunFolder(self.path)
-        merged = folder.model / "config.json"
-        if merged.exists() and read_json(merged).get("model_type") in CONFIG_MAPPING:
-            with quietly():
-                opened: Any = AutoModelForCausalLM.from_pretrained(
-                    folder.model, output_loading_info=True
-                )
-            network: nn.Module = opened[0]
-            if missing := sorted(opened[1]["missing_keys"]):  # they would be random
-                raise ConfigError(
-                    f"{folder.model}: {len(missing)} weights are missing, {missing[0]} is the first"
-                )
-            return network
         config = folder.read_config()
-        served = load_model(folder.served(config), sequence_length=config.data.sequence_length)
-        own: nn.Module = served.module  # type: ignore[attr-defined]
-        return own
+        opened = load_model(folder.served(config), sequence_length=config.data.sequence_length)
+        return module_of(opened)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -16,7 +16,6 @@ from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
-    check_format,
     check_sources,
     keep_seed,
     kept_seed,
@@ -78,14 +77,9 @@ class RunFolder:
             self.check_fresh()
 
     def check_there(self) -> None:
-        """Raise `ConfigError` where there is no such folder, or it is only a part of a run's."""
+        """Raise `ConfigError` where there is no such folder."""
         if not self.path.is_dir():
             raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
-        whole = RunFolder(self.path.resolve().parent)
-        if whole.identity.is_file() and self.path.resolve() in (whole.model, whole.adapter):
-            raise ConfigError(
-                f"RUN_DIR = {str(self.path)!r}: is a part of a run; give {str(whole.path)!r}"
-            )
 
     def check_fresh(self, begun: str = "config.toml") -> None:
         """Raise `ConfigError` unless the folder is absent or empty.
@@ -106,12 +100,8 @@ class RunFolder:
 
     def check_resumable(self, config: Config) -> None:
         """Raise `ConfigError` unless the folder is of a run with this very config."""
-        check_format(self.identity)
         before, now = _flat(self.read_config().model_dump()), _flat(config.model_dump())
-        ours, theirs = now.get("training.trackers"), before.get("training.trackers")
         changed = sorted(key for key in before | now if before.get(key) != now.get(key))
-        if set(ours or ()) < set(theirs or ()):
-            changed.remove("training.trackers")  # a tracker that fails may be left out
         if changed:
             values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(

@@ -13,7 +13,7 @@ from fedsim.utils import files as paths
 from fedsim.utils.json_text import read_json
 from fedsim.utils.machine import version
 
-FORMAT = 3  # 2 is opened, and not resumed: its draws depended on the config, the text and versions
+FORMAT = 3
 
 
 def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -> None:
@@ -40,19 +40,9 @@ def read_identity(path: Path) -> dict[str, Any]:
         found, maker, _ = content["version"], content["fedsim"], dict(content["sources"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
-    if found not in (2, FORMAT):
+    if found != FORMAT:
         raise ConfigError(f"run {path}: has format {found!r}; open it with fedsim {maker}")
     return content
-
-
-def check_format(path: Path) -> None:
-    """Raise `ConfigError` if this fedsim opens the run but cannot repeat its draws."""
-    content = read_identity(path)
-    if content.get("version", FORMAT) != FORMAT:
-        raise ConfigError(
-            f"--resume: fedsim {content['fedsim']} began the run in {path.parent}, and this "
-            "version draws otherwise; start the run again with another --out"
-        )
 
 
 def version_note(path: Path) -> str:
@@ -106,15 +96,11 @@ def kept_seed(run_id: str, folder: Path) -> int:
         ConfigError: it is not here (the message says where it should be), or the id is malformed.
     """
     try:
-        place = _place(uuid.UUID(run_id).hex)
-    except (ValueError, AttributeError, TypeError):
-        raise ConfigError(f"run {folder}: id = {run_id!r} in run.json: expected a UUID") from None
-    try:
-        return int(read_json(place)["seed"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return int(read_json(_place(uuid.UUID(run_id).hex))["seed"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
-            f"run {folder}: its noise is secure, so its secret seed is kept apart, and {place} "
-            "does not hold it; copy that file from the machine of the run"
+            f"run {folder}: its noise is secure, so its secret seed is kept apart, and "
+            f"{_place(run_id)} does not hold it; copy that file from the machine of the run"
         ) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,11 +20,6 @@ class _Quiet(logging.handlers.RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Drop the line."""
-
-    def close(self) -> None:
-        """Close the file, whether or not its last lines could be written."""
-        with suppress(OSError):
-            super().close()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.report.schema import RoundMetrics
-from fedsim.report.wording import NOT_COVERED
 from fedsim.utils.terminal import logging_each_half_minute, progress_console
 
 log = logging.getLogger("fedsim")
@@ -61,34 +60,16 @@ class _Bar:
 
 
 class RoundProgress(_Bar):
-    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar.
-
-    Args:
-        title: of the run.
-        rounds: of the run in all.
-        done: those that are done already.
-        any_held_out: whether there are texts for a held-out loss.
-    """
-
-    def __init__(self, title: str, rounds: int, done: int, *, any_held_out: bool) -> None:
-        super().__init__(title, rounds, done)
-        self._any_held_out = any_held_out
-        self._said = not any_held_out
+    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar."""
 
     def advance(self, line: RoundMetrics) -> None:
         """Show one more round."""
         self._count()
         if line.held_out is None:
             return
-        note = f"held-out loss {line.held_out.loss:.4f}"
-        beside = f"{note} (not covered by ε)"
-        if not self._any_held_out:
-            note = beside = "no text is held out"
-        self._progress.update(self._task, note=beside)
+        note = f"held-out loss {line.held_out.loss:.4f} (not covered by ε)"
+        self._progress.update(self._task, note=note)
         if self._progress.disable:
-            if not self._said:  # once: a run may have thousands of lines
-                log.info("%s: held-out losses are %s", self._title, NOT_COVERED)
-                self._said = True
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
 
 

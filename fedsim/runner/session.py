@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import Composition
 from fedsim.accounting.promise import NAME, promise
-from fedsim.clipping import Clip
 from fedsim.config import Config
 from fedsim.errors import (
     BudgetSpentError,
@@ -27,10 +26,8 @@ from fedsim.errors import (
     SavedModelError,
     SharedBudgetSpentError,
 )
-from fedsim.estimators import WeightedSum
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import PrivateScores, private_scores
-from fedsim.execution import Executor, Keys
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
 from fedsim.language_model import LanguageModel, unused_parameters
@@ -56,7 +53,6 @@ from fedsim.runner.training import (
 )
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
-from fedsim.tensors import Tensors
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import shown_name, write_atomically
 from fedsim.utils.interrupts import Interrupts
@@ -97,13 +93,11 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         )
     account = None if search is not None else shared_account(config.privacy.shared, plan)
     with sole_writer(out), run_log(out):
-        diverged = folder.diverged()
-        if folder.report.exists():
-            if diverged is not None:
-                raise DivergedError(diverged)
-            if search is not None:  # to save the model again would take its promise away
-                return out
-        session = _Session(config, folder, materials, plan, trackers, account, diverged)
+        if (diverged := folder.diverged()) is not None:
+            raise DivergedError(diverged)
+        if folder.report.exists() and search is not None:
+            return out  # to save the model again would take its promise away
+        session = _Session(config, folder, materials, plan, trackers, account)
         try:
             session.run(grid, device)
         except KeyboardInterrupt:
@@ -194,30 +188,9 @@ def write_promise(
             write_atomically(given / "README.md", card)
 
 
-@dataclass(frozen=True, eq=False)
-class _HoldingInterrupts:
-    """An executor after which Ctrl-C is held back, until the round is written down.
-
-    Interrupted between its release and its checkpoint, a round would be made and paid for twice.
-    """
-
-    inner: Executor
-    hold: Callable[[], None]
-
-    def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return the sum of the inner executor."""
-        total = self.inner.clipped_sum(parameters, cohort, clip, round)
-        self.hold()
-        return total
-
-
 @dataclass
 class _Session:
-    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk.
-
-    Attributes:
-        diverged: why the run ended, if it diverged and was killed before its report was written.
-    """
+    """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
 
     config: Config
     folder: RunFolder
@@ -225,14 +198,13 @@ class _Session:
     plan: RoundPlan
     trackers: Sequence[TrackerFactory]
     account: SharedAccount | None
-    diverged: str | None
     tell: Callable[[RoundMetrics], None] = field(init=False)
     state: ServerState = field(init=False)
     interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
     final: Evaluation | None = field(init=False, default=None)
     scores: PrivateScores | None = field(init=False, default=None)
-    stepping: bool = field(init=False, default=False)  # between a clipped sum and its line
+    stepping: bool = field(init=False, default=False)  # between the start of a round and its line
     warned: bool = field(init=False, default=False)  # of updates that are not finite
 
     def run(self, grid: Grid, device: str) -> None:
@@ -251,42 +223,14 @@ class _Session:
         # A kill before the first checkpoint loses rounds, never charges.
         start = ServerState(0, materials.model.initial_parameters())
         self.state = resumed or (start if repeats else replace(start, ledger=charged))
-        if self.diverged is not None:
-            self.state = replace(self.state, ledger=charged)
-            if resumed is None:
-                folder.append_metrics(self._first_line().model_dump_json(exclude_none=True))
-            raise DivergedError(self.diverged)
         with tracking(self.trackers, folder.path, self.config, self._terms) as self.tell:
             if resumed is None:
                 self._write(self._first_line())
-                self._warn_of_ledger()
             self._train(grid, device)
-
-    def _warn_of_ledger(self) -> None:
-        """Log before the first round if the shared ledger does not pay for all of them."""
-        if self.account is None:
-            return
-        plan, rounds = self.plan, self.config.strategy.rounds
-        ahead = self._ahead(self.state)
-        paid = self.account.affordable(plan.cost, rounds, plan.draws.release_id, ahead)
-        if paid < rounds:
-            log.warning(
-                "privacy.shared.ledger = %r: pays for %d of the %d rounds of this run, which ends "
-                "there with exit status 3; for all of them, stop it now and lower privacy.epsilon "
-                "or strategy.rounds",
-                str(self.account.path),
-                paid,
-                rounds,
-            )
 
     def _train(self, grid: Grid, device: str) -> None:
         rounds = self.config.strategy.rounds
-        progress = RoundProgress(
-            self.config.strategy.name,
-            rounds,
-            self.state.round,
-            any_held_out=len(self.materials.split.held_out_examples) > 0,
-        )
+        progress = RoundProgress(self.config.strategy.name, rounds, self.state.round)
         executor = build_executor(self.config, self.materials, self.plan, grid, device)
         with self.interrupts, progress as bar:
 
@@ -297,15 +241,20 @@ class _Session:
             train(
                 self.state,
                 self.plan,
-                _HoldingInterrupts(executor, self._hold),
+                executor,
                 rounds,
                 on_round=on_round,
                 budget=self._budget(),
-                before_round=self._charge_shared,
+                before_round=self._before_round,
                 score=self._score,
             )
 
-    def _hold(self) -> None:
+    def _before_round(self, state: ServerState) -> None:
+        """Charge the round where runs share a budget, and hold Ctrl-C back until it is written.
+
+        Interrupted between its release and its checkpoint, a round would be paid for twice.
+        """
+        self._charge_shared(state)
         self.interrupts.hold()
         self.stepping = True
 
@@ -479,8 +428,6 @@ class _Session:
             self.plan,
             self.state,
         )
-        if self.diverged is not None:  # all is charged already
-            return rounds
         if budget is not None and plan.cost.run_rounds is None:
             rounds = rounds_paid_for(budget, state, plan, rounds)
         self.state = replace(state, ledger=planned(state, plan, rounds))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +139,7 @@ class SharedAccount:
             SharedBudgetSpentError: it would exceed the budget.
             ConfigError: the file cannot be read or locked, or has another budget.
         """
-        with self._locked():
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
             shared = self.read(planned or [(cost, 1)])
             charged = shared.ledger.charge(round, cost, release)
             if charged is shared.ledger:
@@ -154,26 +152,6 @@ class SharedAccount:
                 )
             text = json.dumps(replace(shared, ledger=charged).to_json(), indent=1) + "\n"
             write_atomically(self.path, text)
-
-    def affordable(
-        self, cost: RoundCost, rounds: int, release: str, planned: Composition = ()
-    ) -> int:
-        """Return how many of a run's rounds it pays for now, `rounds` at most; charge nothing."""
-        shared = self.read(planned or [(cost, rounds)])
-
-        def too_many(count: int) -> bool:
-            charged = shared.ledger
-            for round in range(count):
-                charged = charged.charge(round, cost, release)
-            return not shared.filter.pays_for(charged.costs)
-
-        if not too_many(rounds):
-            return rounds
-        return max(0, bisect_left(range(rounds), True, key=too_many) - 1)
-
-    def _locked(self) -> AbstractContextManager[None]:
-        lock = self.path.with_name(f".{self.path.name}.lock")
-        return locked(lock)
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:

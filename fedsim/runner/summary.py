@@ -162,11 +162,6 @@ def summarise(
     )
 
 
-def about_users(config: Config, materials: Materials) -> tuple[str, ...]:
-    """Return what any guarantee for these users rests on, whatever is released of them."""
-    return (*_owners(config), *_made_up(config), *_about_texts(config, materials))
-
-
 def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
     return (
         *assumptions(

@@ -63,7 +63,11 @@ def train(
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:
-            raise BudgetSpentError(_spent(state, plan, rounds))
+            raise BudgetSpentError(
+                f"round {state.round}: {state.ledger.num_releases} releases are charged, and the "
+                f"budget does not pay for another round of {rounds}; rounds that were made again "
+                "after a kill count again (a smaller training.checkpoint_every loses fewer)"
+            )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=keep)
         keep = False
@@ -71,21 +75,6 @@ def train(
         state = score(state)
         on_round(state, record)
     return state
-
-
-def _spent(state: ServerState, plan: RoundPlan, rounds: int) -> str:
-    words = (
-        f"round {state.round}: {state.ledger.num_releases} releases are charged, and the budget "
-        f"does not pay for another round of {rounds}"
-    )
-    num_repeated = dict(state.ledger.costs).get(plan.cost, 0) - state.round
-    if num_repeated <= 0:
-        return words
-    return (
-        f"{words}: {num_repeated} that no checkpoint held when the run was cut off were made and "
-        "charged again (a smaller training.checkpoint_every loses fewer); the promise holds for "
-        "the model so far"
-    )
 
 
 def check_parameters(state: ServerState) -> None:

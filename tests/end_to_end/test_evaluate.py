@@ -94,20 +94,6 @@ def test_every_held_out_user_is_personalised_or_counted(
         assert own["loss"] != without["loss"]
 
 
-@pytest.mark.parametrize("command", [("evaluate",), ("attack",), ("push", "me/it", "--dry-run")])
-@pytest.mark.parametrize("part", ["model", "adapter"])
-def test_for_a_part_of_a_run_the_run_is_named(
-    command: tuple[str, ...], part: str, tmp_path: Path
-) -> None:
-    (tmp_path / part).mkdir()
-    (tmp_path / "run.json").touch()
-    wanted = f"RUN_DIR = '{tmp_path / part}': is a part of a run; give '{tmp_path}'"
-    assert wanted in fedsim(command[0], tmp_path / part, *command[1:]).complaint
-    assert not list((tmp_path / part).iterdir())
-    (tmp_path / "run.json").unlink()
-    assert "part of a run" not in fedsim(command[0], tmp_path / part, *command[1:]).complaint
-
-
 def test_other_texts_than_the_runs_are_refused(speeches: Path, tmp_path: Path) -> None:
     """Users who came later would be called trained on; what was held out would be another."""
     path = Path(shutil.copy(speeches, tmp_path / "mine.jsonl"))
@@ -139,7 +125,6 @@ def test_samples_are_covered_where_there_is_a_guarantee(speeches: Path, tmp_path
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--batch-size", "4"), "--learning-rate, --batch-size: are for --personalise"),
         (("--personalise", "1", "--batch-size", "9" * 20), "'--batch-size': 99999999999999999999"),
         (("--out", "FOLDER"), "is a folder; give a file"),
         (("--out", "FOLDER/c.toml/x.json"), "c.toml is a file; give another place"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsim.config import Config
-from fedsim.config.page import described, page, tables
+from fedsim.experiments.config_page import described, page, tables
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
 
 
 def test_the_page_is_what_the_schema_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m fedsim.config.page"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "write it anew: python -m fedsim.experiments.config_page"
+    )
 
 
 def test_every_key_has_a_text() -> None:

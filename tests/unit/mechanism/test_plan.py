@@ -19,7 +19,7 @@ from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator, FixedDenominator
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.runner.summary import about_users, privacy_block
+from fedsim.runner.summary import privacy_block
 from fedsim.sampling import (
     FixedSizeSampling,
     PoissonSampling,
@@ -240,17 +240,6 @@ def test_els_with_a_declared_number_of_examples(speeches: Path, materials: Mater
     said = " ".join(privacy_block(config, plan, ServerState(0, {}), "", 24).assumptions)
     assert "for n = 90 pooled examples, declared public, of at most as many users." in said
     assert "24" not in said  # users, whom nobody declared
-
-
-def test_what_a_guarantee_rests_on_names_planted_users_as_asked_for(
-    speeches: Path, materials: Materials
-) -> None:
-    """How many there are is a sum of private coins."""
-    canaries = {"num_users": 7, "num_examples": 2, "shared_tokens": 3}
-    config = small_config(speeches, data={"canaries": canaries})
-    said = " ".join(about_users(config, materials))
-    assert "planted users (canaries), 7 on average" in said
-    assert "planted" not in " ".join(about_users(small_config(speeches), materials))
 
 
 def test_els_in_whole_groups_counts_declared_examples_and_no_users(

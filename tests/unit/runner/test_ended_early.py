@@ -85,9 +85,7 @@ def test_a_run_that_its_own_budget_ended(
         fedsim.run(config, path)
     ended = []
     for _ in range(3):
-        with pytest.raises(
-            BudgetSpentError, match=r"round 7: 9 releases are charged, .* 2 that no"
-        ):
+        with pytest.raises(BudgetSpentError, match="round 7: 9 releases are charged, "):
             fedsim.run(config, path, resume=True)
         ended.append(Ended.of(path))
     assert ended[0] == ended[1] == ended[2]

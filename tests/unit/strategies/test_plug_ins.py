@@ -20,7 +20,6 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.planner.candidates import check_plannable
 from fedsim.registry import resolve
-from fedsim.runner.folder import RunFolder
 from fedsim.sampling import Indices, PoissonSampling, Sampling
 from fedsim.strategy import build_plan, plan_terms, private_plan
 from tests.conftest import Patch, small_config
@@ -175,14 +174,3 @@ def test_the_planner_knows_no_plug_in(speeches: Path, tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(plugin(tmp_path, code, offers, name="pz"))
     with pytest.raises(ConfigError, match=r"'mine': the plan compares uls and els"):
         check_plannable(small_config(speeches, strategy={"name": "mine", "cohort_size": None}))
-
-
-def test_a_run_goes_on_without_a_tracker_that_fails(speeches: Path, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    config = small_config(speeches, training={"trackers": ("mlflow", "wandb")})
-    folder.begin(config, {}, 0)
-    for left in ((), ("mlflow",)):
-        folder.check_resumable(small_config(speeches, training={"trackers": left}))
-    for other in (("tensorboard",), ("mlflow", "wandb", "tensorboard")):
-        with pytest.raises(ConfigError, match=r"training.trackers = .* and not"):
-            folder.check_resumable(small_config(speeches, training={"trackers": other}))

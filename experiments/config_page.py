@@ -1,4 +1,4 @@
-"""Write docs/config.md, a table of every key: `python -m fedsim.config.page > docs/config.md`.
+"""Write docs/config.md: `python -m fedsim.experiments.config_page > docs/config.md`.
 
 Types and defaults come from the sections' fields, what a key is from the text under it.
 """
@@ -28,7 +28,7 @@ known key. On the command line `--set server.learning_rate=0.003` overrides a va
 (`fedsim flower` has no `--set`). From Python `fedsim.run` takes the same keys as a dictionary. The
 values that a run used are in the `config.toml` of its folder.
 
-This page is written by `python -m fedsim.config.page`.
+This page is written by `python -m fedsim.experiments.config_page`.
 """
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # in a docstring a link would be of its page

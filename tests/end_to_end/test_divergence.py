@@ -164,12 +164,3 @@ def test_a_sweep_shows_it_and_goes_on(speeches: Path, tmp_path: Path) -> None:
         ]
         assert f"| diverged | {NOTHING} | {NOTHING} |" in row
     assert not list((tmp_path / "o").glob("*.error.txt"))
-
-
-def test_a_measured_line_counts_it(speeches: Path, tmp_path: Path) -> None:
-    config = write(tmp_path / "np.toml", speeches, "non-private", server=FAR)
-    tuned = ("--tune", "server.learning_rate=1e38,0.01", "--seeds", "1", "--out", tmp_path / "o")
-    fedsim_ok("compare", config, *tuned)
-    fedsim_ok("compare", config, "--seeds", "2", "--out", tmp_path / "p")
-    page = (tmp_path / "p" / "comparison.md").read_text(encoding="utf-8")
-    assert "2 diverged" in page

@@ -26,12 +26,11 @@ from tests.helpers.light import light_config
 COST = RoundCost(PoissonSampling(0.25), 1.0)
 
 
-def config_of(speeches: Path, optimizer: str = "adam", **privacy: Any) -> Config:  # noqa: ANN401
+def config_of(speeches: Path, **privacy: Any) -> Config:  # noqa: ANN401
     return light_config(
         speeches,
         strategy={"rounds": 9, "cohort_size": 6},
         privacy={"declared_num_users": 24, "delta": 1e-3, "noise": "secure", **privacy},
-        server={"optimizer": optimizer},
         training={"evaluate_every": 9, "checkpoint_every": 3},
     )
 
@@ -119,12 +118,11 @@ def test_a_run_that_a_shared_budget_ended(
     assert ended[0].epsilon <= config.privacy.epsilon  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_ctrl_c_loses_no_round_that_is_done(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secure rounds are charged again where they are made again: here none is."""
-    config, path = config_of(speeches, optimizer, **with_own_epsilon(9)), tmp_path / "run"
+    config, path = config_of(speeches, **with_own_epsilon(9)), tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         killed_after(5, patch, KeyboardInterrupt)
         fedsim.run(config, path)

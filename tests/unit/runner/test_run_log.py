@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.runner.folder import RunFolder
 from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
-from tests.conftest import Capture, Log, Patch
+from tests.conftest import Capture, Log
 from tests.helpers.light import light_config
 
 
@@ -34,18 +33,6 @@ def test_our_messages_and_nobody_elses(tmp_path: Path) -> None:
     assert not logging.getLogger(LOGGER).handlers
 
 
-def test_a_run_names_parameters_that_no_text_uses(
-    speeches: Path, tmp_path: Path, monkeypatch: Patch, caplog: Log
-) -> None:
-    unused = [f"tower.{number}" for number in range(9)]
-    monkeypatch.setattr("fedsim.runner.session.unused_parameters", lambda *_: unused)
-    run(light_config(speeches, strategy={"rounds": 1}), tmp_path / "run")
-    said = [text for text in caplog.messages if text.startswith("model.trainable: ")]
-    assert len(said) == 1
-    assert "depends on tower.0, tower.1, " in said[0]
-    assert "tower.7, ...; if none ever does, noise alone moves it: leave it out" in said[0]
-
-
 def test_a_full_disk_is_no_error_of_the_run(tmp_path: Path, capsys: Capture) -> None:
     full = Path("/dev/full")
     if not full.exists():
@@ -54,12 +41,6 @@ def test_a_full_disk_is_no_error_of_the_run(tmp_path: Path, capsys: Capture) -> 
     with run_log(tmp_path):
         logging.getLogger("fedsim").warning("lost")
     assert "Logging error" not in capsys.readouterr().err
-
-
-def test_a_log_alone_does_not_take_the_folder(tmp_path: Path) -> None:
-    with run_log(tmp_path):
-        pass
-    RunFolder(tmp_path).check_fresh()
 
 
 @pytest.mark.parametrize(

@@ -129,27 +129,6 @@ def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches
     assert all(question in html.unescape(page) for question in rows)
 
 
-def test_nothing_is_paid_for_without_noise(speeches: Path, tmp_path: Path) -> None:
-    strategy = {"name": "non-private", "clip": None}
-    privacy = {"noise_multiplier": None, "delta": None, "noise": None}
-    done = run(light_config(speeches, strategy=strategy, privacy=privacy), tmp_path / "run")
-    assert done.report.privacy.queries
-    assert not any(query.covered for query in done.report.privacy.queries)
-
-
-@pytest.mark.parametrize("training", [{}, {"private_evaluation": None}], ids=["scored", "not"])
-def test_noise_without_a_finite_epsilon_is_refused(
-    speeches: Path, tmp_path: Path, training: dict[str, Any]
-) -> None:
-    """Else rounds and scores would be charged and called covered, and nothing would cover them."""
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-27}  # less than any accountant resolves
-    with pytest.raises(
-        ConfigError, match=r"privacy\.delta = 1e-27: the pld accountant certifies no"
-    ):
-        run(scored(speeches, privacy=privacy, training=training), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path: Path) -> None:
     privacy = {**PROMISE, "declared_num_users": None}
     strategy = {"sampling": {"kind": "shuffled"}}
@@ -216,6 +195,10 @@ def test_a_score_has_another_key_than_the_rounds(
         ({"data": {"held_out_examples": 0.0}}, "there is no text to score"),
         ({"strategy": {"name": "non-private", "clip": None}}, "has no private scores"),
         ({"privacy": {"noise_multiplier": 0.0, "delta": 1e-3}}, "there is no ε that could cover"),
+        (
+            {"privacy": {"noise_multiplier": 1.0, "delta": 1e-27}},
+            r"privacy\.delta = 1e-27: the pld",
+        ),
         ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give the scores more noise"),
         (
             {
@@ -225,7 +208,14 @@ def test_a_score_has_another_key_than_the_rounds(
             "training.private_evaluation beside the rounds",
         ),
     ],
-    ids=["nothing held out", "no strategy with noise", "no noise", "too dear", "sampler"],
+    ids=[
+        "nothing held out",
+        "no strategy with noise",
+        "no noise",
+        "no finite ε",
+        "too dear",
+        "sampler",
+    ],
 )
 def test_what_is_refused(
     speeches: Path, tmp_path: Path, sections: dict[str, Any], said: str
@@ -233,25 +223,3 @@ def test_what_is_refused(
     with pytest.raises(ConfigError, match=said):
         run(scored(speeches, **sections), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_balanced_sampling_pays_for_scores_too(speeches: Path, tmp_path: Path) -> None:
-    strategy = {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}}
-    report = run(scored(speeches, strategy=strategy), tmp_path / "run").report.privacy
-    assert report.accountant == "random-allocation"
-    assert report.epsilon is not None and report.epsilon <= 6.0
-
-
-def test_a_run_that_others_ended_is_not_said_to_have_made_rounds_again(
-    speeches: Path, tmp_path: Path
-) -> None:
-    """Its ε is of all scores to come, too: none of them was made twice."""
-    shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3, "epsilon": 2.0}
-    settings = {**PROMISE, "epsilon": 3.0, "noise": "secure", "shared": shared}
-    config = scored(speeches, every=2, strategy={"rounds": 6}, privacy=settings)
-    with pytest.raises(BudgetSpentError):
-        run(config, tmp_path / "run")
-    report = load_report(tmp_path / "run")
-    assert report.cost.rounds < 6
-    assert report.privacy.epsilon == pytest.approx(3.0, rel=0.05)
-    assert not any("made again" in text for text in report.privacy.assumptions)

@@ -68,10 +68,5 @@ def test_training_that_went_nowhere_is_an_error(store: TokenStore) -> None:
         check(store, TRAINED, START, used=False)
 
 
-def test_without_examples_there_is_nothing_to_compare(store: TokenStore) -> None:
-    nothing = np.array([], dtype=np.int64)
-    check_served(model(START), {"table": TRAINED}, model(START), store, nothing)
-
-
 def test_a_diverged_run_is_served_as_it_is(store: TokenStore) -> None:
     check(store, TRAINED * torch.nan, TRAINED * torch.nan)

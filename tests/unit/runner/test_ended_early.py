@@ -199,5 +199,5 @@ def test_a_saved_model_that_does_not_open_is_no_wrong_input(
     path.write_text(config_of(speeches, **with_own_epsilon(9)).to_toml(), encoding="utf-8")
     done = command("run", path, "--out", tmp_path / "run")
     assert done.returncode == 1
-    assert "Error: what the run saved cannot be opened" in done.stderr
+    assert "Error: the saved model cannot be opened" in done.stderr
     assert "no config.json" in done.stderr

@@ -7,9 +7,10 @@ state of a run and its checkpoints keep (`clip_scale`).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -33,22 +34,21 @@ class NextClip:
     released_share: float | None = None
 
 
-class ClipPolicy(Protocol):
-    """How the clip's scale changes, and how much of the noise a release of its own takes."""
+class ClipPolicy(ABC):
+    """How the clip's scale changes. By default no data decide it: all noise is the estimate's."""
 
-    @property
-    def constant(self) -> bool:
-        """Whether every round has the plan's clip as it is."""
-        ...
+    constant = False
+    """Whether every round has the plan's clip as it is."""
 
     def unproved(self, relation: Relation) -> str | None:
         """Return why a round has no proved cost under `relation`, or None."""
-        ...
+        return None
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
         """Return the multiplier of the estimate's noise, so that a round costs the given one."""
-        ...
+        return noise_multiplier
 
+    @abstractmethod
     def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
         """Return the next round's scale and what was released for it.
 
@@ -58,27 +58,14 @@ class ClipPolicy(Protocol):
             total: its sum.
             noise: independent of the estimate's.
         """
-        ...
 
     def describe(self) -> Mapping[str, float | str]:
         """Return what a report prints beside the clip."""
-        ...
-
-
-class _WithoutRelease:
-    """Base of policies that look at no data: all noise is the estimate's."""
-
-    def unproved(self, relation: Relation) -> str | None:
-        """Return None: a clip that looks at no data changes no cost."""
-        return None
-
-    def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Return it as it is."""
-        return noise_multiplier
+        return {}
 
 
 @dataclass(frozen=True)
-class ConstantClip(_WithoutRelease):
+class ConstantClip(ClipPolicy):
     """Every round has the same clip."""
 
     constant = True
@@ -87,13 +74,9 @@ class ConstantClip(_WithoutRelease):
         """Return the scale as it is."""
         return NextClip(scale)
 
-    def describe(self) -> Mapping[str, float | str]:
-        """Return nothing."""
-        return {}
-
 
 @dataclass(frozen=True)
-class ClipSchedule(_WithoutRelease):
+class ClipSchedule(ClipPolicy):
     """From the plan's clip to `final_scale` times it over `rounds` rounds, then held.
 
     Round t (from 0) has the scale s(min(t / rounds, 1)): s(x) = 1 + (final_scale - 1)·x if
@@ -111,7 +94,6 @@ class ClipSchedule(_WithoutRelease):
     kind: Literal["linear", "exponential"]
     final_scale: float
     rounds: int
-    constant = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.final_scale < float("inf"):
@@ -140,7 +122,7 @@ _FURTHEST = math.log(1e9)
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(ClipPolicy):
     """C ← C·exp(-learning_rate·(share - quantile)), the share noisy (Andrew et al. 2021, eq. 2).
 
     Every unit counts once, whatever its weight. One whose update is not finite counts as the zero
@@ -161,7 +143,6 @@ class AdaptiveClip:
     learning_rate: float
     count_noise_stddev: float
     expected_units: float
-    constant = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.quantile <= 1.0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -121,32 +121,6 @@ class Task(Protocol):
         ...
 
 
-def unit_of(task: Task, key: int, round: int) -> Unit:
-    """Return the unit of a key, which a task of somebody else's may not mix up.
-
-    Raises:
-        ValueError: it is of another key, or no `Unit`: one user's text would count for several.
-    """
-    unit = task.unit(key, round)
-    _check_units(task, [unit], [key])
-    return unit
-
-
-def units_of(task: Task, keys: Keys, round: int) -> list[Unit]:
-    """Return the units of many keys; errors as of `unit_of`."""
-    units = task.units(keys, round)
-    _check_units(task, units, keys.tolist())
-    return units
-
-
-def _check_units(task: Task, units: Sequence[Unit], keys: Sequence[int]) -> None:
-    if [type(unit) for unit in units] != [Unit] * len(keys) or [u.key for u in units] != keys:
-        raise ValueError(
-            f"task {type(task).__name__}: return the Unit of each key that is asked for, once and "
-            "in their order"
-        )
-
-
 class Engine(Protocol):
     """How the clipped sum over units is computed; every engine gives what `loop` gives."""
 
@@ -226,8 +200,6 @@ class Accumulator:
 
 
 def shards(cohort: Keys, size: int) -> Iterator[Keys]:
-    """Cut a cohort into runs of at most `size` units; an empty cohort gives no shard."""
-    if size < 1:
-        raise ValueError(f"size = {size}: a shard holds at least one unit")
+    """Cut a cohort into runs of at most `size` >= 1 units; an empty cohort gives no shard."""
     for start in range(0, len(cohort), size):
         yield cohort[start : start + size]

@@ -7,11 +7,8 @@ Each function reads the keys that it is about and asks the entry points for the 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
-from fedsim.accounting.accountants import choose
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.search import Search
@@ -124,18 +121,15 @@ def build_sampling(
     """
     options = config.strategy.sampling
     wanted = Wanted(expected, *sizes, config.strategy.rounds, field, noun)
-    sampler = part("samplers", options.kind, "strategy.sampling.kind")
-    with _of_plug_in("strategy.sampling", options.kind, "samplers"):
-        built: Sampling = sampler.build(options, wanted)
+    built: Sampling = _built("samplers", options.kind, "strategy.sampling.kind", options, wanted)
     return built
 
 
 def build_clip(config: Config, model: LanguageModel) -> Clip:
     """Return the clip of `strategy.clip`, for the parameters of a model."""
     options = config.strategy.clip
-    kind = part("clips", options.kind, "strategy.clip.kind")
-    with _of_plug_in("strategy.clip", options.kind, "clips"):
-        clip: Clip = kind.build(options, model.initial_parameters())
+    parameters = model.initial_parameters()
+    clip: Clip = _built("clips", options.kind, "strategy.clip.kind", options, parameters)
     return NormalisedClip(clip=clip) if options.normalise else clip
 
 
@@ -147,30 +141,29 @@ def build_estimator(config: Config, sampling: Sampling, population: float) -> Es
         sampling: the sampler whose rate it divides by.
         population: the public total weight of all units.
     """
-    options = config.strategy.estimator
-    kind = part("estimators", options.kind, "strategy.estimator.kind")
-    with _of_plug_in("strategy.estimator", options.kind, "estimators"):
-        built: Estimator = kind.build(options, sampling.probability, population)
+    options, rate = config.strategy.estimator, sampling.probability
+    built: Estimator = _built(
+        "estimators", options.kind, "strategy.estimator.kind", options, rate, population
+    )
     return built
 
 
 def server_optimizer(config: Config) -> ServerOptimizer:
     """Return the server's optimizer."""
-    kind = part("server_optimizers", config.server.optimizer, "server.optimizer")
-    with _of_plug_in("server", config.server.optimizer, "server_optimizers"):
-        built: ServerOptimizer = kind.build(config.server)
+    name, options = config.server.optimizer, config.server
+    built: ServerOptimizer = _built("server_optimizers", name, "server.optimizer", options)
     return built
 
 
-@contextmanager
-def _of_plug_in(table: str, name: str, group: str) -> Iterator[None]:
-    """Raise a `ConfigError` that names the table for a `ValueError` of a plug-in's part."""
+def _built(group: str, name: str, field: str, *arguments: object) -> Any:  # noqa: ANN401
+    """Return what the named part builds; a `ConfigError` names the field for its `ValueError`."""
+    found = part(group, name, field)
     try:
-        yield
+        return found.build(*arguments)
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{table}: {name!r} of {distribution(group, name)}: {error}") from error
+        raise ConfigError(f"{field} = {name!r}: {error}") from error
 
 
 def clip_policy(
@@ -191,12 +184,8 @@ def clip_policy(
     if asked.schedule is not None:
         schedule = asked.schedule
         scale = schedule.final_l2_clip_norm / clip.norm
-        if not 0.0 < scale < math.inf:
-            raise ConfigError(
-                f"strategy.clip.schedule.final_l2_clip_norm = {schedule.final_l2_clip_norm:g}: "
-                f"no float holds its ratio to the first round's, {clip.norm:g}"
-            )
-        return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
+        with about("strategy.clip.schedule."):
+            return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
     if asked.adaptive is None:
         return ConstantClip()
     adaptive = asked.adaptive
@@ -207,8 +196,6 @@ def clip_policy(
         or max(expected_units / 20.0, 2.0 * noise_multiplier),
         expected_units=expected_units,
     )
-    if reason := policy.unproved(relation_of(config)):
-        raise ConfigError(f"strategy.clip.adaptive: {reason}")
     with about("strategy.clip.adaptive."):
         policy.update_noise_multiplier(noise_multiplier)
     return policy
@@ -218,7 +205,7 @@ def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
     """Return the matrix that the configured mechanism correlates noise by.
 
     Raises:
-        ConfigError: more bands than rounds, or a sampler or clip without a proof beside it.
+        ConfigError: more bands than rounds, or another sampler than cyclic.
     """
     privacy, rounds = config.privacy, config.strategy.rounds
     if privacy.mechanism == "independent":
@@ -229,27 +216,10 @@ def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
             f"{named}: needs rounds of one user that are apart, which {sampling.kind!r} sampling "
             'does not keep; give strategy.sampling = { kind = "cyclic", groups = ... }'
         )
-    clip = config.strategy.clip
-    if clip.adaptive is not None or clip.schedule is not None:
-        changes = "adaptive" if clip.adaptive is not None else "schedule"
-        raise ConfigError(
-            f"strategy.clip.{changes} with {named}: is proved for a clip that is the same in every "
-            "round; leave one of them out"
-        )
-    if privacy.mechanism == "blt":
-        if sampling.rate < 1.0:
-            raise ConfigError(
-                f"{named}: one's rounds overlap in it, so coins amplify nothing; leave "
-                'strategy.cohort_size out for whole groups, or take mechanism = "banded"'
-            )
-        return buffered_matrix(rounds, sampling.groups, privacy.buffers or 3)
-    bands = privacy.bands or sampling.groups
-    if bands > sampling.groups:
-        raise ConfigError(
-            f"privacy.bands = {bands}: needs as many groups at least, and strategy.sampling.groups "
-            f"= {sampling.groups}; give no more bands than groups"
-        )
-    return banded_matrix(rounds, bands)
+    with about("privacy."):
+        if privacy.mechanism == "blt":
+            return buffered_matrix(rounds, sampling.groups, privacy.buffers or 3)
+        return banded_matrix(rounds, privacy.bands or sampling.groups)
 
 
 def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) -> float:
@@ -257,31 +227,15 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
-    with about("strategy.sampling: "):
-        search = search_of(config)
-        unit_noise = RoundCost(sampling, 1.0, units_per_user, search)
-    scores = score_rounds(config) if search is None else ()
-    score = RoundCost(PoissonSampling(1.0), score_noise(config))
-    beside = [(score, len(scores))] if scores else []
-    if privacy.noise_multiplier == 0.0:  # then no part needs to state what it costs
-        return 0.0
-    # Also where no noise is to be calibrated: a wrong name must not be found after the first round.
-    try:
-        choose(
-            [unit_noise, *([score] if scores else [])], privacy.accounted_by, relation_of(config)
-        )
-    except ConfigError as error:
-        if not scores:
-            raise
-        raise ConfigError(
-            f"training.private_evaluation beside the rounds: {error}; where no accountant knows "
-            "both, leave it out or take Poisson sampling"
-        ) from None
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
     if privacy.epsilon is None:
         raise ConfigError("privacy: give epsilon (with delta) or noise_multiplier")
-    with about("privacy: "):
+    with about("privacy.search."):
+        search = search_of(config)
+    scores = score_rounds(config) if search is None else ()
+    with about("training.private_evaluation beside the rounds: " if scores else "privacy: "):
+        score = RoundCost(PoissonSampling(1.0), score_noise(config))
         return calibrate_noise_multiplier(
             sampling=sampling,
             units_per_user=units_per_user,
@@ -291,7 +245,7 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
             accountant=privacy.accounted_by,
             relation=relation_of(config),
             search=search,
-            beside=beside,
+            beside=[(score, len(scores))] if scores else [],
         )
 
 
@@ -346,13 +300,6 @@ def plug_ins(config: Config, plan: RoundPlan) -> tuple[str, ...]:
         f"{kind} {name!r} of {package}"
         for group, kind, name in named
         if (package := distribution(group, name)) and not is_own(package)
-    ]
-    made = (plan.sampling, clip, plan.clip_policy, plan.estimator)
-    found += [
-        f"{type(one).__name__} of {type(one).__module__}"
-        for one in made
-        if not type(one).__module__.startswith("fedsim.")
-        and not any(repr(getattr(one, "kind", "")) in said for said in found)
     ]
     if not found:
         return ()

@@ -214,7 +214,7 @@ class RoundPlan:
     def _check_correlation(self) -> None:
         """Raise `ValueError` where correlated noise is not as private as the price says."""
         matrix, sampling = self.matrix, self.sampling
-        field = f"matrix.kind = {matrix.kind!r}"
+        field = f"privacy.mechanism = {matrix.kind!r}"
         if (
             not isinstance(sampling, CyclicSampling)
             or sampling.rounds != matrix.rounds

@@ -277,7 +277,7 @@ class PoissonSampling(Sampling):
     sums_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_probability(self.probability)
+        _check_probability("sampling_probability", self.probability)
 
     @classmethod
     def build(cls, options: SamplingConfig, wanted: Wanted) -> Sampling:
@@ -319,8 +319,8 @@ class TruncatedPoissonSampling(Sampling):
     displaces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_probability(self.probability)
-        _check_count("max_units", self.max_units, self.population)
+        _check_probability("sampling_probability", self.probability)
+        _check_count("max_units", self.max_units, "population", self.population)
 
     @classmethod
     def build(cls, options: TruncatedPoissonConfig, wanted: Wanted) -> Sampling:
@@ -337,11 +337,6 @@ class TruncatedPoissonSampling(Sampling):
         """Return how many of so many units take part in a round on average."""
         below = np.arange(min(self.max_units, num_units))
         return float(scipy.stats.binom.sf(below, num_units, self.probability).sum())
-
-    @property
-    def truncation_probability(self) -> float:
-        """The probability that the cap cuts a cohort of the whole population."""
-        return float(scipy.stats.binom.sf(self.max_units, self.population, self.probability))
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units whose coin fell; of too many, those with the smallest uniforms."""
@@ -377,7 +372,7 @@ class _SameSize(Sampling):
     population: int
 
     def __post_init__(self) -> None:
-        _check_count("size", self.size, self.population)
+        _check_count("size", self.size, "population", self.population)
 
     @classmethod
     def build(cls, options: SamplingConfig, wanted: Wanted) -> Sampling:
@@ -494,11 +489,7 @@ class BalancedSampling(Sampling):
     accountant: ClassVar[str | None] = "random-allocation"
 
     def __post_init__(self) -> None:
-        _check_positive(rounds=self.rounds, participations=self.participations)
-        if self.participations > self.rounds:
-            raise ValueError(
-                f"participations = {self.participations}: give at most rounds = {self.rounds}"
-            )
+        _check_count("participations", self.participations, "rounds", self.rounds)
         if self.rounds % self.participations:
             fewer = self.rounds - self.rounds % self.participations
             raise ValueError(
@@ -601,11 +592,8 @@ class CyclicSampling(Sampling):
     sums_alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_positive(rounds=self.rounds, groups=self.groups)
-        if self.groups > self.rounds:
-            raise ValueError(f"groups = {self.groups}: give at most rounds = {self.rounds}")
-        if not 0.0 < self.rate <= 1.0:
-            raise ValueError(f"rate = {self.rate!r}: give a number in (0, 1]")
+        _check_count("groups", self.groups, "rounds", self.rounds)
+        _check_probability("rate", self.rate)
 
     @property
     def run_rounds(self) -> int:
@@ -691,23 +679,14 @@ def _poisson_event(
     )
 
 
-def _check_probability(probability: float) -> None:
+def _check_probability(name: str, probability: float) -> None:
     if not 0.0 < probability <= 1.0:
-        raise ValueError(f"sampling_probability = {probability!r}: give a number in (0, 1]")
+        raise ValueError(f"{name} = {probability!r}: give a number in (0, 1]")
 
 
-def _check_positive(**counts: object) -> None:
-    for name, value in counts.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} = {value!r}: give an integer >= 1")
-
-
-def _check_count(name: str, count: int, population: int) -> None:
-    if type(count) is not int or type(population) is not int or not 1 <= count <= population:
-        raise ValueError(
-            f"{name} = {count!r} of a population of {population!r}: give integers with "
-            f"1 <= {name} <= population"
-        )
+def _check_count(name: str, count: int, most: str, limit: int) -> None:
+    if not 1 <= count <= limit:
+        raise ValueError(f"{name} = {count}: give a number from 1 to {most} = {limit}")
 
 
 def _check_population(population: int, num_units: int) -> None:

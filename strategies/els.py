@@ -100,11 +100,6 @@ def _check_owners(config: Config, strategy: ExampleStrategyConfig) -> None:
             f'strategy.selection = "{strategy.selection}": what one owner wrote would decide which '
             'texts of others are kept; take "random" or "least-demand"'
         )
-    elif strategy.sampling.kind == "cyclic" and strategy.group_size > 1:
-        raise ConfigError(
-            'strategy.sampling.kind = "cyclic": keeps all texts of an owner in one group, which '
-            'texts with several owners cannot be; take "poisson", or group_size = 1'
-        )
 
 
 def _public_graph(config: Config) -> tuple[str, ...]:

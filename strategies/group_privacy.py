@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-from fedsim.accounting.accountants import epsilon
 from fedsim.config import Config
-from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.strategies.els import ExampleLevelSampling, ExampleStrategyConfig
@@ -32,28 +28,11 @@ class GroupPrivacy:
         """Return the plan.
 
         Raises:
-            ConfigError: what els refuses, or an (ε, δ) for which black-box group privacy diverges.
+            ConfigError: what els refuses.
         """
         chosen = config.privacy.accounted_by or _BLACK_BOX
         privacy = config.privacy
         if privacy.accountant is None:
             privacy = privacy.model_copy(update={"accountant": chosen})
         changed = config.model_copy(update={"privacy": privacy})
-        plan = ExampleLevelSampling.build(changed, materials)
-        if chosen == _BLACK_BOX and privacy.noise_multiplier:
-            _refuse_divergence(config, plan)
-        return plan
-
-
-def _refuse_divergence(config: Config, plan: RoundPlan) -> None:
-    delta, rounds = config.privacy.delta, config.strategy.rounds
-    if delta is None or math.isfinite(
-        epsilon(plan.cost, rounds, delta, plan.accountant, plan.relation)
-    ):
-        return
-    raise ConfigError(
-        f"privacy.noise_multiplier = {plan.noise_multiplier:g}: group privacy of "
-        f"{plan.units_per_user} records a user over {rounds} rounds diverges at delta = "
-        f"{delta:g}; give another noise or fewer records (strategy.group_size), or take "
-        'privacy.accountant = "mixture"'
-    )
+        return ExampleLevelSampling.build(changed, materials)

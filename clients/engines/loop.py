@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Accumulator, Keys, Task, unit_of
+from fedsim.execution import Accumulator, Keys, Task
 from fedsim.tensors import Tensors
 
 
@@ -23,6 +23,6 @@ def loop(
     """
     accumulator = Accumulator(parameters, clip, norm_error=norm_error)
     for key in keys:
-        unit = unit_of(task, int(key), round)
+        unit = task.unit(int(key), round)
         accumulator.add(task.update(parameters, unit, round), unit.weight)
     return accumulator.total()

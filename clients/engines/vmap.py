@@ -18,7 +18,7 @@ from fedsim.clients.models.dropout import row_streams, unit_streams
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses, token_ids
-from fedsim.execution import Accumulator, Keys, Task, Unit, Update, unit_of
+from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, l2_norm, zeros_like
 
@@ -61,7 +61,7 @@ class VmapEngine:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
         accumulator = Accumulator(parameters, clip)
         most = _most(parameters)
-        for units in self._batches((unit_of(task, int(key), round) for key in keys), most):
+        for units in self._batches((task.unit(int(key), round) for key in keys), most):
             for unit, update in zip(units, self._updates(parameters, units), strict=True):
                 if not l2_norm(update.values) < _LARGEST_NORM:  # also NaN
                     accumulator.add(task.update(parameters, unit, round), unit.weight)

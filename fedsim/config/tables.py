@@ -47,10 +47,6 @@ class OpenTable:
         if not isinstance(name, str):
             return base
         options: type[Section] = getattr(part(self.group, name, self.field), "options", base)
-        if not (isinstance(options, type) and issubclass(options, base)):
-            raise ConfigError(
-                f"{self.field} = {name!r}: its `options` are no subclass of {base.__name__}"
-            )
         return options
 
     def built_in(self, base: type[Section]) -> dict[str, type[Section]]:

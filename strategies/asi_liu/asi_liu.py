@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Self, cast
 
 import numpy as np
@@ -107,24 +106,8 @@ def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
         raise ConfigError(
             f"privacy.epsilon = {config.privacy.epsilon}, privacy.delta = {delta:g}: with "
             f"{sampling.population} users the test of strategy 'asi-liu' may be wrong with "
-            f"probability {wrong:.2g}; it needs a larger epsilon, or "
-            f"{_users_needed(sampling, config)} users"
+            f"probability {wrong:.2g}; it needs a larger epsilon or delta, or more users"
         )
-
-
-def _users_needed(sampling: ConcentratedSampling, config: Config) -> int:
-    """Return a number of users, within 5 %, for which the test is sure enough."""
-    delta = config.privacy.delta or 0.0
-    least = failure_probability(replace(sampling, population=10**15))
-    if least >= delta / 2.0:
-        raise ConfigError(
-            f"privacy.delta = {delta:g}: the test of strategy 'asi-liu' is wrong with probability "
-            f"{least:.2g} whatever the number of users; it needs a larger delta"
-        )
-    while failure_probability(sampling) >= delta / 2.0:
-        count = sampling.population + max(1, sampling.population // 20)
-        sampling = replace(sampling, population=count)
-    return sampling.population
 
 
 def _check_memory(num_users: int, materials: Materials) -> None:

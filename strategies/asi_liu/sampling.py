@@ -79,11 +79,6 @@ class ConcentratedSampling(Sampling):
     hides_size: ClassVar[bool] = False
     accountant: ClassVar[str | None] = "above-threshold"
 
-    def __post_init__(self) -> None:
-        fields = (self.population, self.test_epsilon, self.rounds)
-        if not all(0.0 < value < float("inf") for value in fields):
-            raise ValueError(f"population, test_epsilon, rounds = {fields}: give numbers > 0")
-
     @property
     def run_rounds(self) -> int:
         """The rounds of a run."""

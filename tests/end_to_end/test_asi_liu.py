@@ -123,7 +123,7 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
     ("override", "complaint"),
     [
         ("privacy.epsilon=8.0", "with 24 users the test of strategy 'asi-liu' may be wrong"),
-        ("privacy.delta=1e-33", "whatever the number of users; it needs a larger delta"),
+        ("privacy.delta=1e-33", "it needs a larger epsilon or delta, or more users"),
         ("strategy.cohort_size=5", "strategy.cohort_size: only name = "),
         (
             "strategy.sampling.kind='fixed-size'",

@@ -102,14 +102,6 @@ def test_both_noises_compose_to_the_noise_multiplier() -> None:
     assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-3)
 
 
-def test_a_count_takes_all_the_noise_before_it_is_refused() -> None:
-    assert adaptive().update_noise_multiplier(0.0) == 0.0
-    assert 30.0 < adaptive().update_noise_multiplier(1.499) < 50.0
-    for z in (1.5, 1.6):  # z >= 2·0.75: the count alone costs as much, or more
-        with pytest.raises(ValueError, match="count would cost more"):
-            adaptive().update_noise_multiplier(z)
-
-
 def adaptive_plan(
     speeches: Path, materials: Materials, strategy: dict[str, Any], noise: str
 ) -> tuple[RoundPlan, float]:

@@ -68,8 +68,6 @@ def test_truncated_cohorts_follow_the_accounted_law() -> None:
     assert p_of_truncated_sizes(drawn) > 1e-3
     assert p_of_equal_shares(drawn) > 1e-3
     assert p_of_joint_event(drawn) > 1e-3
-    share = np.mean([len(PoissonSampling(Q).draw(N, r, COINS)) > CAP for r in range(ROUNDS)])
-    assert share == pytest.approx(TRUNCATED.truncation_probability, abs=0.03)
 
 
 def test_truncated_by_system_entropy() -> None:
@@ -153,12 +151,3 @@ def test_a_population_that_is_not_the_accounted_one(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         law.draw(num_units, 0, seeded(5, num_units))
-
-
-@pytest.mark.parametrize("law", [TruncatedPoissonSampling, FixedSizeSampling, ShuffledSampling])
-def test_counts_are_integers_within_the_population(law: type) -> None:
-    name, *rate = ("max_units", 0.5) if law is TruncatedPoissonSampling else ("size",)
-    for count, population in [(0, 5), (6, 5), (2.0, 5), (True, 5), (2, 5.0)]:
-        named = rf"^{name} = {count} of a population of {population}: .*1 <= {name} <= population"
-        with pytest.raises(ValueError, match=named):
-            law(*rate, count, population)

@@ -31,7 +31,7 @@ from fedsim.clients.engines.per_example.verification import verify
 from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Keys, Task, Unit, units_of
+from fedsim.execution import Keys, Task, Unit
 from fedsim.tensors import Tensors, one_thread_an_operation
 from fedsim.utils.machine import keep_freed_memory
 
@@ -121,7 +121,7 @@ class BatchedEngine:
     def _together(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        units = units_of(task, keys, round)
+        units = task.units(keys, round)
         non_empty = [unit for unit in units if unit.sizes]
         empty = [unit for unit in units if not unit.sizes]
         total = PartialSum(parameters, clip)

@@ -277,7 +277,10 @@ def test_the_price_in_a_filter_is_no_less_than_the_exact_divergence(order: float
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [((5, 2.0), "participations = 2.0"), ((0, 1), "rounds = 0: give an integer >= 1")],
+    [
+        ((5, 2.0), "participations = 2.0"),
+        ((0, 1), "participations = 1: give a number from 1 to rounds = 0"),
+    ],
 )
 def test_bad_input_is_named(fields: tuple[Any, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -34,14 +34,12 @@ def uncapped(relation: Relation = Relation.ADD_OR_REMOVE) -> float:
 
 @pytest.mark.parametrize("relation", Relation)
 def test_a_cap_that_is_never_met_is_free(relation: Relation) -> None:
-    assert TruncatedPoissonSampling(PROBABILITY, 150, 500).truncation_probability < 1e-100
     assert spent(150, 500, relation) == pytest.approx(uncapped(relation), rel=1e-6)
 
 
 @pytest.mark.parametrize("relation", Relation)
 def test_a_cap_that_bites_costs(relation: Relation) -> None:
     """At most 13 of an expected 10: a user's coin now decides about another's place."""
-    assert TruncatedPoissonSampling(PROBABILITY, 13, 500).truncation_probability > 0.1
     assert spent(13, 500, relation) > 1.05 * uncapped(relation)
 
 

@@ -183,18 +183,9 @@ def test_an_override_makes_the_section_it_needs(tmp_path: Path) -> None:
     assert load_config(path) == Config()
 
 
-def test_the_last_override_wins(contract: Path) -> None:
-    assert load_config(contract, ["seed=1", "seed=2"]).seed == 2
-
-
 @pytest.mark.parametrize("content", [b"seed = = 1", b"[data", b"\xff\xfe"], ids=repr)
 def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"broken\.toml"):
         load_config(path)
-
-
-def test_a_config_is_never_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Config().server.learning_rate = 1.0

@@ -15,12 +15,10 @@ from scipy import stats
 
 import fedsim
 from fedsim.accounting.accountants import epsilon
-from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
-from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.noise.matrix import banded_matrix
 from fedsim.plan import RoundPlan
@@ -134,20 +132,6 @@ def test_the_first_release_is_charged_as_the_whole_run() -> None:
     assert rule.spent(other.costs) == pytest.approx(2.0 * rule.spent(turns))
 
 
-def test_noise_is_calibrated_to_the_turns() -> None:
-    found = [
-        calibrate_noise_multiplier(
-            sampling=sampling, units_per_user=1, rounds=rounds, epsilon=2.0, delta=1e-5
-        )
-        for sampling, rounds in ((CyclicSampling(40, 8, 0.1), 40), (PoissonSampling(0.1), 5))
-    ]
-    assert found[0] == pytest.approx(found[1], rel=2e-3)
-    with pytest.raises(ConfigError, match=r"delta = 0\.5: at least the probability 0\.41"):
-        calibrate_noise_multiplier(
-            sampling=CyclicSampling(40, 8, 0.1), units_per_user=1, rounds=40, epsilon=2.0, delta=0.5
-        )
-
-
 def test_a_users_examples_are_in_one_group_with_coins_of_their_own() -> None:
     coins = seeded_coins(3, N, np.repeat(np.arange(N // 4, dtype=np.uint64), 4))
     table = taken(lambda round: LAW.draw(N, round, coins), ROUNDS)
@@ -249,11 +233,3 @@ CHANGED: dict[str, dict[str, Any]] = {
     "privacy.bands": {"privacy": {"bands": 2}},
     "privacy.mechanism": {"privacy": {"mechanism": "independent"}},
 }
-
-
-def test_another_matrix_or_allocation_does_not_go_on(speeches: Path, tmp_path: Path) -> None:
-    folder = RunFolder(fedsim.run(run_config(speeches), tmp_path / "run").path)
-    folder.report.unlink()
-    for field, sections in CHANGED.items():
-        with pytest.raises(ConfigError, match=field):
-            fedsim.run(run_config(speeches, **sections), folder.path, resume=True)

@@ -14,30 +14,6 @@ BOTH = (FixedDenominator, ClippedDenominator)
 VALUES = {"a": torch.tensor([3.0, -6.0], dtype=torch.float64)}
 
 
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("probability", [0.0, -0.1, 1.0000001, math.nan, math.inf])
-def test_a_rate_out_of_range_is_named(kind: type, probability: float) -> None:
-    with pytest.raises(ValueError, match=r"^sampling_probability = .*must be in \(0, 1\]"):
-        kind(probability, 20.0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"), [(FixedDenominator, "total_weight"), (ClippedDenominator, "min_weight")]
-)
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf])
-def test_a_weight_out_of_range_is_named(kind: type, field: str, weight: float) -> None:
-    with pytest.raises(ValueError, match=rf"^{field} = .*must be positive and finite"):
-        kind(0.25, weight)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_the_edges_of_the_ranges_are_taken(kind: type) -> None:
-    for probability, weight in ((1.0, 1e-3), (1e-3, 1e9), (1.0, 1.0)):
-        assert kind(probability, weight).sensitivity(1.0) > 0.0
-    with pytest.raises(TypeError, match="kind"):  # by which a plan knows what is proved
-        kind(0.25, 20.0, kind="fixed")
-
-
 @pytest.mark.parametrize(
     ("estimator", "sensitivity", "said"),
     [

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from fedsim.clip_policy import ConstantClip, NextClip
-from fedsim.clipping import FlatClip
 from fedsim.estimators import WeightedSum
-from fedsim.plan import RoundPlan
 from fedsim.seeding import NoiseKey, base, hashes, noise_key
 from fedsim.state import ServerState
 from tests.unit.mechanism.test_plan import make_plan
@@ -53,27 +51,3 @@ def test_a_secure_plan_has_a_new_key_for_every_draw(monkeypatch: pytest.MonkeyPa
     assert next(keys) == 5
     assert len({*coins, *(source.random(1)[0] for source in noise)}) == 5
     assert plan.draws.release_id.startswith("secure:")
-
-
-def test_noise_that_rounds_to_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise needs a positive multiplier and a finite bound"):
-        make_plan(noise_multiplier=1e-310, clip=FlatClip(l2_clip_norm=1e-25))
-
-
-def test_the_defaults_are_those_that_promise_most_and_do_nothing_else() -> None:
-    defaults = {field.name: field.default for field in fields(RoundPlan)}
-    assert (defaults["entropy"], defaults["seed"], defaults["assumptions"]) == ("secure", 0, ())
-    plan = make_plan()
-    assert plan.dropped == {}
-    assert plan.moving_clip_norm is None
-    executor = object()
-    assert plan.around(executor) is executor  # type: ignore[arg-type]
-
-
-def test_a_task_keeps_its_name_and_options() -> None:
-    task = make_plan().task
-    assert (task.name, task.options) == ("fedsgd", {})
-    with pytest.raises(ValueError, match="frozen"):
-        task.name = "another"
-    with pytest.raises(ValueError, match="extra"):
-        type(task)(name="fedsgd", option=1)  # type: ignore[call-arg]

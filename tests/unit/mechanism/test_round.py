@@ -194,18 +194,6 @@ def test_training_stops_at_the_total_and_shows_every_round_in_order() -> None:
     assert train(last, make_plan(), Broken(), 2) is last
 
 
-def test_what_on_round_raises_ends_the_training() -> None:
-    pull = Pull()
-
-    def interrupt(state: ServerState, record: RoundRecord) -> None:
-        if state.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(start(), make_plan(), pull, 5, on_round=interrupt)
-    assert len(pull.cohorts) == 2
-
-
 def budget_for(plan: RoundPlan, rounds: int) -> Budget:
     return Budget(epsilon(plan.cost, rounds, 1e-5), 1e-5)
 
@@ -225,16 +213,6 @@ def test_releases_that_a_crash_lost_count_against_the_budget() -> None:
     pull = Pull()
     with pytest.raises(BudgetSpentError, match=r"round 1: 3 .* of 3: 2 that no check"):
         train(resumed, plan, pull, 3, budget=budget_for(plan, 3))
-    assert len(pull.cohorts) == 1
-
-
-def test_rounds_at_another_cost_share_the_budget() -> None:
-    """Four rounds are paid for; two at a little less noise leave one of them."""
-    dear = make_plan(noise_multiplier=1.4, entropy="secure")
-    begun = train(start(), dear, Pull(), 2)
-    plan, pull = make_plan(entropy="secure"), Pull()
-    with pytest.raises(BudgetSpentError, match="3 releases are charged"):
-        train(begun, plan, pull, 9, budget=budget_for(plan, 4))
     assert len(pull.cohorts) == 1
 
 

@@ -55,8 +55,3 @@ def test_one_pass_and_passes_of_one_round_in_words() -> None:
     assert BalancedSampling(9, 1).in_words("users") == "balanced sampling of users once in 9 rounds"
     every = BalancedSampling(3, 3).in_words("users")
     assert every == "balanced sampling of users once in each of 3 passes of 1 round"
-
-
-def test_a_cap_of_the_population_cuts_nothing() -> None:
-    assert TruncatedPoissonSampling(0.25, 20, 20).truncation_probability == 0.0
-    assert TruncatedPoissonSampling(1.0, 1, 1).max_units == 1

@@ -77,17 +77,6 @@ def test_the_state_is_flat_tensors_and_survives_a_copy(name: str) -> None:
     assert same_bits(after, expected_state)
 
 
-@pytest.mark.parametrize("name", ["adam", "adafactor"])
-def test_the_state_matters(name: str) -> None:
-    parameters, _ = through_values(name, 3)
-    forgetful, _ = ServerOptimizer(name, 0.05).step(parameters, gradient(3), {})
-    assert not same_bits(forgetful, through_values(name, 4)[0])
-
-
-def test_sgd_keeps_no_state() -> None:
-    assert through_values("sgd", 2)[1] == {}
-
-
 @NAMES
 def test_parameters_and_state_stay_as_they_are(name: str) -> None:
     parameters, state = through_values(name, 2)
@@ -116,13 +105,6 @@ def test_a_state_that_is_not_kept_gives_its_memory_and_no_second_step(name: str)
     assert same_bits(after, expected_state)
     assert {value.data_ptr() for value in after.values()} == held
     assert not state  # its memory is the next one's
-
-
-def test_sgd_at_rate_one_subtracts() -> None:
-    moved, _ = ServerOptimizer("sgd", 1.0).step(start(), gradient(0), {})
-    assert same_bits(
-        moved, {key: value - gradient(0)[key].float() for key, value in start().items()}
-    )
 
 
 def without(name: str) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,12 +181,6 @@ def test_every_place_names_owners_and_relation(mails: Path, tmp_path: Path) -> N
     fedsim_ok("evaluate", tmp_path / "run")
 
 
-def test_a_killed_run_has_the_same_pool(mails: Path) -> None:
-    pools = [_plan(mails)[1].pool.tolist() for _ in range(2)]
-    assert pools[0] == pools[1]
-    assert _plan(mails, strategy={"bounding": "random"})[1].pool.tolist() != pools[0]
-
-
 REFUSED: list[tuple[dict[str, dict[str, Any]], str]] = [
     (
         {"strategy": {"name": "uls", "batch_size": None, "cohort_size": 5}},
@@ -212,7 +205,7 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str]] = [
     ),
     (
         {"strategy": {"sampling": {"kind": "cyclic", "groups": 2}}},
-        "keeps all texts of an owner in one group",
+        "keeps an owner's units in one group",
     ),
     ({"strategy": {"group_size": 0}}, "strategy.group_size"),
     ({"data": {"owners_column": "author"}}, "data.owners_column = 'author': holds str values"),
@@ -235,12 +228,6 @@ def test_what_has_no_proof_is_wrong_input(
     assert message in str(found.value)
 
 
-def test_a_plan_by_hand_of_sampled_users_is_refused(mails: Path) -> None:
-    _, plan = _plan(mails)
-    with pytest.raises(ValueError, match="no proved price where users are sampled"):
-        replace(plan, unit="user")
-
-
 def test_the_rounds_that_are_apart_are_an_owners(mails: Path) -> None:
     strategy = {"group_size": 1, "batch_size": None, "sampling": {"kind": "cyclic", "groups": 2}}
     _, plan = _plan(mails, strategy=strategy, privacy={"mechanism": "banded"})
@@ -254,12 +241,6 @@ def test_a_store_with_owners_is_not_trained_on_as_if_it_had_none(mails: Path) ->
     data = config.data.model_copy(update={"owners_column": None})
     with pytest.raises(ConfigError, match=r"data.owners_column = None: the store has texts with"):
         build_plan(config.model_copy(update={"data": data}), materials)
-
-
-def test_group_privacy_takes_the_same_pool(mails: Path) -> None:
-    plans = [_plan(mails, strategy={"name": name})[1] for name in ("els", "group-privacy")]
-    assert plans[0].pool.tolist() == plans[1].pool.tolist()
-    assert plans[1].relation is Relation.FIXED_GRAPH
 
 
 def test_inspect_shows_the_graph_and_what_is_kept(mails: Path, tmp_path: Path) -> None:

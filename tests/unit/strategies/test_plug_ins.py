@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsim.clients.tasks.fedsgd import AveragedGradient
-from fedsim.clipping import FlatClip, NoClip
+from fedsim.clipping import NoClip
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
-from fedsim.execution import Engine, Keys, Unit
-from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.planner.candidates import check_plannable
@@ -23,7 +20,6 @@ from fedsim.registry import resolve
 from fedsim.sampling import Indices, PoissonSampling, Sampling
 from fedsim.strategy import build_plan, plan_terms, private_plan
 from tests.conftest import Patch, small_config
-from tests.contracts.test_engines import ENGINES
 from tests.end_to_end.grids.ray_runs import plugin
 
 
@@ -88,15 +84,6 @@ class Unpriced(Everybody):
     event = Sampling.event
 
 
-def test_the_promise_names_a_part_of_a_plug_in(
-    speeches: Path, materials: Materials, monkeypatch: Patch
-) -> None:
-    config = small_config(speeches)
-    plan = built(config, materials, sampling=Everybody(0.25))
-    (*_, said) = build(monkeypatch, config, materials, plan).assumptions
-    assert said.endswith("own proof of code outside of fedsim: Everybody of " + __name__ + ".")
-
-
 def test_a_part_without_an_event_or_a_bound_gives_no_epsilon(
     speeches: Path, materials: Materials
 ) -> None:
@@ -120,37 +107,6 @@ def test_a_population_that_no_assumption_names_is_said_to_be_public(
     assert built(config, materials, assumptions=of_another).assumptions == (*of_another, said)
     own = ("The number of users, 24, is known.",)
     assert built(config, materials, assumptions=own).assumptions == own
-
-
-class Mixing(AveragedGradient):
-    """Gives everybody the first one's text."""
-
-    def unit(self, key: int, round: int) -> Unit:
-        return super().unit(0, round)
-
-    def units(self, keys: Keys, round: int) -> list[Unit]:
-        return [super(Mixing, self).unit(int(keys[0]), round) for _ in keys]
-
-
-class Heavy(AveragedGradient):
-    def unit(self, key: int, round: int) -> Unit:
-        unit = super().unit(key, round)
-        return cast(Unit, type("Any", (), {**vars(unit), "weight": 5.0, "sizes": unit.sizes})())
-
-    def units(self, keys: Keys, round: int) -> list[Unit]:
-        return [self.unit(int(key), round) for key in keys]
-
-
-@pytest.mark.parametrize("kind", [Mixing, Heavy])
-@pytest.mark.parametrize("make", ENGINES.values(), ids=ENGINES)
-def test_a_task_gives_each_user_their_own_unit_and_no_other_weight(
-    make: Callable[[LanguageModel], Engine], kind: type[AveragedGradient], materials: Materials
-) -> None:
-    parameters = materials.model.initial_parameters()
-    clip, keys = FlatClip(l2_clip_norm=0.5), np.array([1, 2])
-    make(materials.model)(AveragedGradient(materials, group_size=2), parameters, keys, clip, 0)
-    with pytest.raises(ValueError, match=f"task {kind.__name__}: return the Unit of each key"):
-        make(materials.model)(kind(materials, group_size=2), parameters, keys, clip, 0)
 
 
 def test_a_name_that_two_packages_registered_and_one_that_cannot_be_imported(

@@ -15,7 +15,8 @@ noise/               Gaussian noise, drawn and added
 server_optimizer.py  the server's step
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
 seeding.py           random streams, and the coins and noise keys that a run draws from them
-strategy.py          from a config to a plan: its sampler, clip and noise, for all strategies
+strategy.py          from a config to a plan, for all strategies; parts.py: sampler, clip and noise
+                     by the names in the config, built in (pyproject.toml) or a plug-in's
 materials.py         the model, texts and split of a run
 language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors
 registry.py          plug-ins by name (entry points); errors.py: errors with an exit status

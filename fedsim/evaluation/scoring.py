@@ -39,10 +39,12 @@ class ExampleScores:
     def summed_by(self, groups: Indices) -> ExampleScores:
         """Return one entry a group; `groups` (examples,) has the group of each, from 0 on."""
         count = int(groups.max()) + 1 if len(groups) else 0
-        nats, correct, tokens = (
-            np.bincount(groups, values, count) for values in (self.nats, self.correct, self.tokens)
+        nats = np.bincount(groups, self.nats, count)
+        correct, tokens = (
+            np.bincount(groups, values, count).astype(np.int64)
+            for values in (self.correct, self.tokens)
         )
-        return ExampleScores(nats, correct.astype(np.int64), tokens.astype(np.int64))
+        return ExampleScores(nats.astype(np.float64), correct, tokens)
 
     def mean_nats(self) -> npt.NDArray[np.float64]:
         """Return the loss of each entry, nats a predicted token; NaN where none is predicted."""
@@ -109,6 +111,5 @@ def score_padded(
     if model.unknown_token_id is not None:
         right &= targets != model.unknown_token_id
     nats = (token_losses(logits, tokens).double() * mask).sum(dim=1)
-    sums = (nats, right.sum(dim=1), mask.sum(dim=1))
-    nats, correct, predicted = (value.cpu().numpy() for value in sums)
-    return nats, correct, predicted
+    correct, predicted = right.sum(dim=1), mask.sum(dim=1)
+    return nats.cpu().numpy(), correct.cpu().numpy(), predicted.cpu().numpy()

@@ -123,11 +123,12 @@ def test_random_damage_is_refused_or_harmless(
     shutil.copytree(store, tmp_path / "store")
     config = tmp_path / "c.toml"
     config.write_text(load_config(finished.config).to_toml(), encoding="utf-8")
-    files = {
+    kinds: dict[Callable[[Path], None], list[Path]] = {
         read_config: [config],
         read_checkpoint: [finished.run / "checkpoints" / "round-000012.safetensors"],
         read_store: sorted((tmp_path / "store").iterdir()),
-    }[reader]
+    }
+    files = kinds[reader]
     for _ in range(TRIALS):
         whole = files[int(rng.integers(len(files)))]
         content = whole.read_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -82,10 +82,9 @@ def clips(parameters: Tensors) -> list[Clip]:
     return [flat, layered, NormalisedClip(clip=layered), NoClip()]
 
 
-def check_sums(
-    whole: WeightedSum, without: WeightedSum, alone: WeightedSum, norms: list[float], clip: Clip
-) -> None:
+def check_sums(sums: Sequence[WeightedSum], norms: Sequence[float], clip: Clip) -> None:
     """Check that whole = without + alone, within the bound, and both estimators' sensitivity."""
+    whole, without, alone = sums
     rest = {n: v - without.values[n] for n, v in whole.values.items()}
     moved = {n: v - alone.values[n] for n, v in rest.items()}
     finite = [norm for norm in norms if math.isfinite(norm)]
@@ -126,7 +125,7 @@ def test_dirty_users_move_nobody_else(world: World, engine_name: str, name: str)
         units = [task.unit(int(key), trial) for key in keys]
         updates = [task.update(parameters, unit, trial).values for unit in units]
         norms = [l2_norm(u) if all_finite(u) else math.inf for u in updates]
-        check_sums(*sums, alone, norms, clip)
+        check_sums([*sums, alone], norms, clip)
     world.poison({})
 
 
@@ -166,11 +165,11 @@ def test_dirty_updates_move_no_others_in_the_accumulator(seed: int) -> None:
         for included in (out | ~out, ~out, out):
             accumulator = Accumulator(LAYOUT, clip)
             for index in np.flatnonzero(included):
-                update = Update(updates[index], float(rng.choice(VALUES)), 1)
-                accumulator.add(update, float(weights[index]))
+                added = Update(updates[index], float(rng.choice(VALUES)), 1)
+                accumulator.add(added, float(weights[index]))
             sums.append(accumulator.total())
         norms = [1.0 if all_finite(update) else math.inf for update in updates]
-        check_sums(*sums, norms, clip)
+        check_sums(sums, norms, clip)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
@@ -196,11 +195,11 @@ def test_the_checks_see_a_unit_that_moves_another_and_a_lost_bound(world: World)
     whole, others, one = (
         loop(task, parameters, part, clip, 0) for part in (keys, keys[1:], keys[:1])
     )
-    check_sums(whole, others, one, [1.0] * USERS, clip)
+    check_sums((whole, others, one), [1.0] * USERS, clip)
     unclipped = [loop(task, parameters, part, NoClip(), 0) for part in (keys, keys[1:], keys[:1])]
     uncounted = replace(one, num_units=2)
     twice = replace(one, values={n: 2 * v for n, v in one.values.items()})
     wrong = [(whole, others, twice), (whole, others, uncounted), tuple(unclipped)]
     for sums in wrong:
         with pytest.raises(AssertionError):
-            check_sums(*sums, [1.0] * USERS, clip)
+            check_sums(sums, [1.0] * USERS, clip)

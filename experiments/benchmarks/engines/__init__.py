@@ -1,1 +1,1 @@
-"""Times of gradient engines, over training without privacy. Start at `benchmark.py`."""
+"""Times of gradient engines, over training without privacy. Start at `bench_engines.py`."""

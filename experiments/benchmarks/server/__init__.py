@@ -1,1 +1,1 @@
-"""The server's time and memory in a round. Start at `benchmark.py`."""
+"""The server's time and memory in a round. Start at `bench_server.py`."""

@@ -1,1 +1,1 @@
-"""Building, opening and reading a token store. Start at `benchmark.py`."""
+"""Building, opening and reading a token store. Start at `bench_store.py`."""

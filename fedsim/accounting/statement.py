@@ -22,6 +22,7 @@ _SOURCE: Mapping[Noise | None, str] = {
     ),
     None: "It takes coins and noise that stay secret.",
 }
+_UNGUARANTEED = "The draws of this run follow from its seed, so it protects nobody."
 
 
 HYPOTHETICAL = "hypothetical, not a guarantee: "
@@ -157,7 +158,7 @@ class PrivacyTerms:
             f"privacy{simulated} under the {self.relation} relation, for {rounds_text(own)} of "
             f"{self.sampler}{share} with probability {self.sampling_probability:g} and noise "
             f"multiplier {self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
-            f"{noise_sentence(self.noise)}"
+            f"{noise_sentence(self.noise) if self.guaranteed else _UNGUARANTEED}"
         )
 
     def caption(self) -> str:
@@ -199,6 +200,7 @@ def mechanism_text(cost: RoundCost, noun: str, count: int) -> str:
     return (
         f"round{plural} of {cost.sampling.in_words(noun)} with probability "
         f"{cost.sampling.probability:g} and noise multiplier {cost.noise_multiplier:g}"
+        + (f" (at most {cost.units_per_user} a user)" if cost.units_per_user > 1 else "")
     )
 
 

@@ -110,9 +110,10 @@ def compose_command(
         raise ConfigError(f"--delta = {at}: give a number in (0, 1)")
     relation = Relation(relations.pop())
     costs = merged([cost for one in promises for cost in releases_of(one)])
+    sampled = {one["sampled"] for one in promises}
     terms = PrivacyTerms.of(
         costs[0][0],
-        promises[0]["sampled"],
+        sampled.pop() if len(sampled) == 1 else "units",
         others=costs[1:],
         rounds=sum(rounds for _, rounds in costs),
         delta=at,

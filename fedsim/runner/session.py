@@ -214,11 +214,8 @@ class _Session:
         if note := version_note(folder.identity):
             log.info("%s", note)
         charged = folder.read_ledger()
-        if self.account is not None and charged.items and not self.account.path.exists():
-            raise ConfigError(
-                f"privacy.shared.ledger = {str(self.account.path)!r}: is not there, and this run "
-                "was charged in it; resume it from the folder that it was begun in"
-            )
+        if self.account is not None:
+            self.account.check_holds(charged)
         resumed = folder.take_up(repeats=repeats)
         # A kill before the first checkpoint loses rounds, never charges.
         start = ServerState(0, materials.model.initial_parameters())
@@ -262,7 +259,8 @@ class _Session:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
             release = self.plan.draws.release_id
-            self.account.charge(state.round, self.plan.cost, release, self._ahead(state))
+            ahead, own = self._ahead(state), state.ledger
+            self.account.charge(state.round, self.plan.cost, release, ahead, own)
 
     def _ahead(self, state: ServerState) -> Composition:
         """Return the rounds and private scores that are still planned, with their costs."""

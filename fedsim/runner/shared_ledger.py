@@ -26,6 +26,8 @@ from fedsim.utils.locks import locked
 
 log = logging.getLogger("fedsim")
 
+_NOTHING = Ledger()
+
 _VERSION = 3
 
 
@@ -124,7 +126,33 @@ class SharedAccount:
             )
         return shared
 
-    def charge(self, round: int, cost: RoundCost, release: str, planned: Composition = ()) -> None:
+    def check_holds(self, own: Ledger) -> None:
+        """Raise `ConfigError` where a run was charged and the file has none of its releases.
+
+        A file that is gone, or another in its place, would give the budget out a second time.
+        """
+        if not own.items:
+            return
+        if not self.path.exists():
+            raise ConfigError(
+                f"privacy.shared.ledger = {str(self.path)!r}: is not there, and this run was "
+                "charged in it; put it back, or resume from the folder that the run was begun in"
+            )
+        ids = {item.release for item in own.items}
+        if not any(item.release in ids for item in self.read().ledger.items):
+            raise ConfigError(
+                f"privacy.shared.ledger = {str(self.path)!r}: holds no release of this run, which "
+                "was charged in a file of this name; put that file back"
+            )
+
+    def charge(
+        self,
+        round: int,
+        cost: RoundCost,
+        release: str,
+        planned: Composition = (),
+        own: Ledger = _NOTHING,
+    ) -> None:
         """Charge one release, on disk when this returns, or refuse it and charge nothing.
 
         Processes that share the file wait for each other.
@@ -134,12 +162,14 @@ class SharedAccount:
             cost: of the release.
             release: its id; one that can be repeated and stands in the ledger costs nothing.
             planned: releases of the run, from which the first of all chooses the filter's order.
+            own: the releases that this run was charged for before: see `check_holds`.
 
         Raises:
             SharedBudgetSpentError: it would exceed the budget.
-            ConfigError: the file cannot be read or locked, or has another budget.
+            ConfigError: the file cannot be read or locked, has another budget, or lacks `own`.
         """
         with locked(self.path.with_name(f".{self.path.name}.lock")):
+            self.check_holds(own)
             shared = self.read(planned or [(cost, 1)])
             charged = shared.ledger.charge(round, cost, release)
             if charged is shared.ledger:

@@ -77,9 +77,22 @@ def test_a_run_is_not_resumed_without_the_ledger_that_it_was_begun_with(
     order = ("run", config, "--out", tmp_path / "run")
     assert fedsim(*order, folder=here).returncode == 3
     done = fedsim(*order, "--resume", folder=there)
-    assert "is not there, and this run was charged in it; resume it from" in done.complaint
+    assert "is not there, and this run was charged in it; put it back" in done.complaint
     assert fedsim(*order, "--resume", folder=here).returncode == 3
     assert read_shared(here / "people.json").ledger.costs == [(COST, 3)]
+
+
+def test_a_ledger_in_place_of_the_one_that_was_charged_is_refused(tmp_path: Path) -> None:
+    held = account(tmp_path / "people.json", budget_for(9, 1e-5))
+    held.charge(0, COST, "mine")
+    own = Ledger().charge(0, COST, "mine")
+    held.path.rename(tmp_path / "moved.json")
+    with pytest.raises(ConfigError, match="is not there, and this run was charged in it"):
+        held.charge(1, COST, "mine", own=own)
+    held.charge(0, COST, "theirs")
+    with pytest.raises(ConfigError, match="holds no release of this run"):
+        held.charge(1, COST, "mine", own=own)
+    assert read_shared(held.path).ledger.num_releases == 1
 
 
 def test_a_simulated_run_charges_nothing(speeches: Path, tmp_path: Path) -> None:

@@ -37,11 +37,14 @@ def read_identity(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = dict(read_json(path))
-        found, maker, _ = content["version"], content["fedsim"], dict(content["sources"])
+        found, _ = content["version"], dict(content["sources"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
     if found != FORMAT:
-        raise ConfigError(f"run {path}: has format {found!r}; open it with fedsim {maker}")
+        raise ConfigError(
+            f"run {path}: has format {found!r}, this fedsim reads {FORMAT}; train anew with "
+            "another --out, or open it with the fedsim that made it"
+        )
     return content
 
 

@@ -128,11 +128,11 @@ def test_another_version_is_noted_and_0_2_does_not_go_on(speeches: Path, tmp_pat
     old = {**begun, "version": 2, "fedsim": "0.2.0"}
     folder.identity.write_text(json.dumps(old), encoding="utf-8")
     for command in (("evaluate",), ("run", config, "--resume", "--out")):
-        assert "open it with fedsim 0.2.0" in fedsim(*command, folder.path).complaint
+        assert "this fedsim reads 3; train anew" in fedsim(*command, folder.path).complaint
 
 
 IDENTITIES = [
-    ('{"version": 4, "fedsim": "9.1", "sources": {}}', "open it with fedsim 9.1"),
+    ('{"version": 4, "fedsim": "9.1", "sources": {}}', "has format 4, this fedsim reads 3"),
     ('{"version": 3}', "cannot be read"),
     ("", "cannot be read"),
     ('{"version": 3, "fedsim": "0", "sources": {}, "id": "../../x"}', "does not hold it"),

@@ -66,7 +66,7 @@ class OpenTable:
                 options = self.options(base, given)
             except ConfigError as error:
                 raise PydanticCustomError(UNKNOWN_PART, "{why}", {"why": str(error)}) from None
-            return options.model_validate(given)
+            return options.model_validate({k: v for k, v in given.items() if v is not None})
 
         return core_schema.no_info_before_validator_function(
             validated, handler(base), serialization=core_schema.simple_ser_schema("any")

@@ -13,7 +13,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.shared_ledger import read_shared
-from tests.helpers.commands import Done, fedsim, fedsim_ok
+from tests.helpers.commands import Done, fedsim
 from tests.helpers.light import write_config
 
 STRATEGY: dict[str, Any] = {
@@ -30,17 +30,6 @@ def run(speeches: Path, out: Path, *options: str, resume: bool = False) -> Done:
     config = write_config(path, speeches, strategy=STRATEGY, privacy=PRIVACY)
     sets = [part for option in options for part in ("--set", option)]
     return fedsim("run", config, "--out", out, *sets, *(["--resume"] if resume else []))
-
-
-def test_it_is_for_the_relation_that_is_counted_before_it_runs(
-    speeches: Path, tmp_path: Path
-) -> None:
-    """What is asked of the data before is charged in the ledger that the run shares."""
-    shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 300.0, "delta": 1e-3}
-    path = tmp_path / "c.toml"
-    config = write_config(path, speeches, strategy=STRATEGY, privacy={**PRIVACY, "shared": shared})
-    fedsim_ok("data", "sizes", config)
-    fedsim_ok("run", config, "--out", tmp_path / "run")
 
 
 def test_concentrated_users_train(speeches: Path, tmp_path: Path) -> None:
@@ -82,12 +71,12 @@ def test_a_shared_ledger_takes_a_run_as_one_entry(speeches: Path, tmp_path: Path
     """A second run is refused before its first test, for all of its rounds."""
     file = tmp_path / "people.json"
     text = f"{{ledger='{file}',epsilon=350.0,delta=1e-3}}"
-    shared = f"privacy={{noise='secure',shared={text}}}"
-    assert run(speeches, tmp_path / "first", shared).returncode == 0
+    shared = ("privacy.noise=secure", f"privacy.shared={text}")
+    assert run(speeches, tmp_path / "first", *shared).returncode == 0
     (cost, rounds), *_ = read_shared(file).ledger.costs
     assert (cost.sampling.kind, cost.run_rounds, rounds) == ("concentrated", 2, 2)
     before = file.read_text(encoding="utf-8")
-    other = run(speeches, tmp_path / "second", shared, "seed=1")
+    other = run(speeches, tmp_path / "second", *shared, "seed=1")
     assert other.returncode == 3
     assert "round 0: this release would exceed its budget" in other.stderr
     assert file.read_text(encoding="utf-8") == before

@@ -19,12 +19,11 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from pydantic import TypeAdapter
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from fedsim.clients.app import prepared
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.clipping import Clip
+from fedsim.clipping import clip_from_json
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.execution import Engine, Task
@@ -67,7 +66,7 @@ def timed_reply(
     message: Message, request: ShardRequest, parameters: Tensors, task: Task, engine: Engine
 ) -> tuple[Message, float]:
     """Return the reply of a shard, and the seconds of the engine alone."""
-    clip: Clip = TypeAdapter(Clip).validate_json(request.clip)
+    clip = clip_from_json(request.clip)
     started = time.perf_counter()
     total = engine(task, parameters, request.keys, clip, request.round)
     float(next(iter(total.values.values())).flatten()[0])  # waits for a GPU

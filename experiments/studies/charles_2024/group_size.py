@@ -45,7 +45,7 @@ def grid(quick: bool) -> Iterator[Cell]:
 
 def median_size() -> float:
     """Return the median number of training examples of a user."""
-    config = base("strategy.batch_size=1")
+    config = base("strategy.name=els", "strategy.batch_size=1")
     if config.model.name_or_path in names("models"):  # its tokenizer is what is needed here
         config = with_settings(config, [QUICK_START])
     split = load_materials(config.seed, config.data, config.model, "cpu").split

@@ -211,7 +211,7 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     assert run.report.data.users == 9
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
     assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
-    assert "Every hypothetical user has (ε = " in card
+    assert "-differential privacy for each hypothetical user under" in card
     assert verify(run.path / "model")["unit"] == "hypothetical user"
     caption = str(load_metrics(run.path)[-1].epsilon_terms)
     assert "for one hypothetical user, " in caption

@@ -26,7 +26,7 @@ TASK = """
 import dataclasses, os, pathlib
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.plan import TaskSpec
-from fedsim.strategies import uls
+from fedsim.strategies.uls import UserLevelSampling
 
 class Task(AveragedGradient):
     def update(self, parameters, unit, round):
@@ -34,9 +34,11 @@ class Task(AveragedGradient):
             raise ArithmeticError("the disk of user %d is full of sand" % unit.key)
         return super().update(parameters, unit, round)
 
-def build(config, materials):
-    plan = uls.build(config, materials)
-    return dataclasses.replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
+class Faulty(UserLevelSampling):
+    @staticmethod
+    def build(config, materials):
+        plan = UserLevelSampling.build(config, materials)
+        return dataclasses.replace(plan, task=TaskSpec(name="faulty", options=plan.task.options))
 """
 
 
@@ -44,7 +46,7 @@ def build(config, materials):
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the task's distribution; where `fault` is there, round 3 fails."""
     folder = tmp_path_factory.mktemp("scene")
-    offers = {"fedsim.strategies faulty": "faulty:build", "fedsim.tasks faulty": "faulty:Task"}
+    offers = {"fedsim.strategies faulty": "faulty:Faulty", "fedsim.tasks faulty": "faulty:Task"}
     site = plugin(folder / "site", TASK, offers)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)

@@ -178,7 +178,7 @@ def test_a_radius_that_distances_cannot_resolve_is_refused() -> None:
     close[2, 0] += 3e-9
     assert distances(close).max() < 1e-7
     plan = plan_of(20, 1e6, 0.8)
-    with pytest.raises(ValueError, match=r"radius = 1e-11: distances between updates of norm 1 "):
+    with pytest.raises(ValueError, match=r"radius = 1e-11: distances between updates of norm 1"):
         dataclasses.replace(plan, estimator=FilteredMean(1e-11, 20))
 
 

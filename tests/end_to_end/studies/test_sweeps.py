@@ -10,6 +10,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsim.errors import ConfigError
@@ -82,10 +83,12 @@ def one_by_one(folder: Path, speeches: Path) -> Path:
 
 
 def writer_of(folder: Path) -> int:
-    """Return the process that writes a run's folder, as its lock says; 0: none, or not yet said."""
-    with contextlib.suppress(FileNotFoundError):
-        pid, *_ = (folder / LOCK).read_text(encoding="utf-8").split() or ["0"]
-        return int(pid)
+    """Return the process that has the lock of a run's folder open; 0: none."""
+    lock = str((folder / LOCK).resolve())
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == lock for file in process.open_files()):
+                return process.pid
     return 0
 
 

@@ -129,7 +129,6 @@ def test_epsilon_is_of_the_rounds_that_were_made(speeches: Path, materials: Mate
         "Vocabulary and starting point: made of a novel",
         "One identifier in the user column is one person, and no record belongs to two.",
         "was counted in the private data and is treated as public",
-        "Coins and noise were drawn from the run's seed, which the run folder holds",
     ],
 )
 def test_the_report_says_what_no_epsilon_pays_for(

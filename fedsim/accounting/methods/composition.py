@@ -67,7 +67,7 @@ class ComposedPld:
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
         """Return the hockey-stick divergence at ε >= 0."""
-        return float(self.deltas(np.array([epsilon]))[0])
+        return max(side.delta(epsilon) for side in self.directions)
 
     def deltas(self, epsilons: Array) -> Array:
         """Return `get_delta_for_epsilon` of many ε >= 0, ascending, from a few transforms."""
@@ -93,6 +93,23 @@ class LossSum:
     def infinite(self) -> float:
         """The probability that some round's loss is infinite."""
         return -math.expm1(sum(p.count * math.log1p(-p.infinite) for p in self.parts))
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at ε."""
+        if self._highest * self.parts[0].width <= epsilon:
+            return self.infinite
+        tilt = self._tilt_at(epsilon)
+        best = 1.0
+        # Less tilt moves the bulk down: tried where rounding swamps δ at the first tilt.
+        for attempt in (tilt, tilt / 4.0, 0.0):
+            bulk = self._bulk(attempt)
+            if bulk.losses[0] > epsilon and attempt > 0.0:
+                continue  # some mass between ε and the bulk is not in it
+            value, error = bulk.delta(epsilon)
+            best = min(best, value + error + bulk.beyond + self.infinite)
+            if error <= _NEGLIGIBLE * best:
+                break
+        return best
 
     def deltas(self, epsilons: Array) -> Array:
         """Return δ at each ε, (n,) ascending: one tilt serves all of which it has the digits."""
@@ -274,8 +291,17 @@ class _Bulk:
     beyond: float
     log_errors: Array
 
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Return Σ_{L > ε} (1 - e^(ε - L)) p(L), and a bound on its rounding error."""
+        first = int(np.searchsorted(self.losses, epsilon, side="right"))
+        if first == len(self.losses):
+            return 0.0, 0.0
+        logs, excess = self.log_masses[first:], self.losses[first:] - epsilon
+        value = float(np.exp(np.minimum(logs, 0.0)) @ -np.expm1(-excess))
+        return value, math.exp(min(float(self.log_errors[first]), 0.0))
+
     def deltas(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return Σ_{L > ε} (1 - e^(ε - L)) p(L) at each ε, (n,), and bounds on their rounding."""
+        """Return `delta` at each ε, (n,), as two arrays."""
         logs = self.log_masses, self.log_masses - self.losses
         upper, lower = (np.append(np.logaddexp.accumulate(log[::-1])[::-1], -1e300) for log in logs)
         first = np.searchsorted(self.losses, epsilons, side="right")

@@ -125,11 +125,7 @@ def test_one_of_two_and_of_three_rounds_against_quadrature(rounds: int, noise: f
     for at in np.array([0.0, 0.1, 0.5, 1.0, 2.0]) / noise:
         for side, exact in zip(sides, quadrature(rounds, noise, float(at)), strict=True):
             if exact > 1e-11:  # below, the rule's own rounding shows
-                assert (
-                    exact * (1.0 - 1e-9)
-                    <= float(side.deltas(np.array([float(at)]))[0])
-                    <= exact * 1.005
-                )
+                assert exact * (1.0 - 1e-9) <= side.delta(float(at)) <= exact * 1.005
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -141,7 +137,7 @@ def test_tails_that_are_cut_are_charged(rounds: int, monkeypatch: pytest.MonkeyP
         assert side.parts[0].probabilities.sum() + side.infinite >= 1.0
     for at in (0.0, 0.5, 1.0, 2.0, 3.0):
         for side, exact in zip(sides, quadrature(rounds, 1.0, at), strict=True):
-            assert exact * (1.0 - 1e-9) <= float(side.deltas(np.array([at]))[0]) <= exact + 0.01
+            assert exact * (1.0 - 1e-9) <= side.delta(at) <= exact + 0.01
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])
@@ -171,7 +167,7 @@ def test_one_of_many_rounds_against_a_fourier_transform(rounds: int, noise: floa
     sides = composed(BalancedSampling(rounds, 1), noise, 1 / 32).directions
     for at in (0.0, 0.1, 0.2):
         for side, close in zip(sides, by_fourier(rounds, noise, at), strict=True):
-            assert close <= float(side.deltas(np.array([at]))[0]) <= close * 1.02
+            assert close <= side.delta(at) <= close * 1.02
 
 
 RANDOM = [
@@ -190,7 +186,7 @@ RANDOM = [
 def test_never_below_monte_carlo(rounds: int, taken: int, noise: float, at: float) -> None:
     sides = composed(BalancedSampling(rounds, taken), noise, 1 / 16).directions
     for side, least in zip(sides, lower(rounds, taken, noise, at), strict=True):
-        assert float(side.deltas(np.array([at]))[0]) >= least
+        assert side.delta(at) >= least
 
 
 @pytest.mark.parametrize(
@@ -205,9 +201,9 @@ def test_prices_that_are_too_small_are_caught(
     least = lower(rounds, taken, noise, at, 4 * SAMPLES)[0]
     own = composed(BalancedSampling(rounds, taken), noise, 1 / 64).directions
     other = composed(BalancedSampling(*wrong), noise, 1 / 64).directions
-    assert float(own[0].deltas(np.array([at]))[0]) >= least
-    assert float(other[0].deltas(np.array([at]))[0]) < least
-    assert taken > 1 or float(own[1].deltas(np.array([at]))[0]) < least
+    assert own[0].delta(at) >= least
+    assert other[0].delta(at) < least
+    assert taken > 1 or own[1].delta(at) < least
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(1, 0.5), (1, 5.0), (7, 1.0), (400, 10.0)])

@@ -120,7 +120,7 @@ def test_the_numbers_of_a_sampled_gaussian() -> None:
     marked = attacker_sentence(
         found.to_json(), "user", "zero-out-one", seeded=True, hypothetical=True
     )
-    assert marked.startswith("Hypothetical, no guarantee. For an attacker who does not know the ")
+    assert marked.startswith("Hypothetical, no guarantee. For an attacker, with secret randomness")
     replaced = attacker_sentence(found.to_json(), "user", "replace-one")
     assert "not trained on (another's was in its place) finds" in replaced
 

@@ -194,7 +194,7 @@ def test_coins_that_nobody_looked_at_are_not_guessed(speeches: Path) -> None:
 
 SEARCHED = {
     "data": {"held_out_examples": 0.4},
-    "privacy": {"selection": {"trials": 4.0}},
+    "privacy": {"search": {"trials": 4.0}},
     "training": {"private_evaluation": {}},
 }
 KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_tokens": 2}}}

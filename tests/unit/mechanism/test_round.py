@@ -211,7 +211,7 @@ def test_releases_that_a_crash_lost_count_against_the_budget() -> None:
     lost = train(start(), plan, Pull(), 2).ledger
     resumed = ServerState(0, start().parameters, {}, lost)
     pull = Pull()
-    with pytest.raises(BudgetSpentError, match=r"round 1: 3 .* of 3: 2 that no check"):
+    with pytest.raises(BudgetSpentError, match="round 1: 3 releases are charged"):
         train(resumed, plan, pull, 3, budget=budget_for(plan, 3))
     assert len(pull.cohorts) == 1
 

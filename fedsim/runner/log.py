@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,7 +44,8 @@ def run_log(folder: Path) -> Iterator[None]:
         raise
     finally:
         logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # a full disk
+            handler.close()
 
 
 def _say(handler: logging.Handler, level: int, words: str) -> None:

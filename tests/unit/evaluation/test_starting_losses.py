@@ -14,7 +14,7 @@ import torch
 from fedsim.config import ModelConfig, parse_config
 from fedsim.data.split import split_store
 from fedsim.errors import ConfigError
-from fedsim.evaluation import scoring, selection_table
+from fedsim.evaluation import scoring
 from fedsim.evaluation.score_cache import ScoreCache, losses_for
 from fedsim.evaluation.scoring import ExampleScores, score_examples
 from fedsim.language_model import LanguageModel
@@ -153,18 +153,3 @@ def test_the_table_has_a_row_a_rule_with_what_it_chooses(
     assert scored["lowest-perplexity"] < scored["random"] < scored["highest-perplexity"]
     for row in rows.values():
         assert row["sequences"] == materials.store.num_users
-
-
-def test_a_store_of_another_tokenizer_is_refused_before_a_model_is_pre_trained(
-    materials: Materials, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[ModelConfig] = []
-
-    def load(config: ModelConfig, *, sequence_length: int) -> LanguageModel:
-        asked.append(config)
-        return load_model(config, sequence_length=sequence_length)
-
-    monkeypatch.setattr(selection_table, "load_model", load)
-    with pytest.raises(ConfigError, match=r"--model = 'mcmahan-lstm': .*; give the model that it"):
-        selection_table.selection_table(materials.store, "mcmahan-lstm", group_size=1)
-    assert asked == [ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0)]

@@ -44,7 +44,7 @@ def test_a_terminal_is_as_wide_as_it_is_but_not_a_notebooks(
 ) -> None:
     """The shell escape of a notebook has a terminal of 80 columns, and keeps what is written."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("os.get_terminal_size", lambda _: (71, 20))
+    monkeypatch.setattr("os.get_terminal_size", lambda _=0: os.terminal_size((71, 20)))
     assert is_terminal(sys.stdout)
     assert table_console().width == 71
     monkeypatch.setenv("JPY_PARENT_PID", "1")

@@ -140,10 +140,10 @@ def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path
         ("--budget 0", "--budget = 0.0: give a finite number"),
         ("--budget 1e6", "--budget = 1e+06: all examples of all users give only"),
         ("--set privacy.delta=2", "privacy.delta = 2"),
-        ("--set strategy.selection=random-chunk", 'selection = "random-chunk": els'),
+        ("--set strategy.selection=random-chunk", "strategy.selection = 'random-chunk'"),
         ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
         ("--set strategy.cohort_size=900", "or give --budget"),
-        ("--set strategy.sampling.kind=fixed-size", "strategy.sampling"),
+        ("--set strategy.sampling.kind=fixed-size", "sampling kind 'fixed-size': no proved cost"),
         ("--set strategy.sampling.kind=balanced", 'says what other samplers need; take "poisson"'),
         (
             "--set strategy.sampling.kind=cyclic --set strategy.sampling.groups=2",

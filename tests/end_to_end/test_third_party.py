@@ -26,7 +26,6 @@ from tests.conftest import small_config
 from tests.helpers.commands import Done, write_config
 from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
-from tests.third_party.fedsim_example.csv_tracker import CsvTracker
 from tests.third_party.fedsim_example.proximal import Proximal
 
 PACKAGE = Path(__file__).parent.parent / "third_party"
@@ -233,7 +232,7 @@ def test_without_the_package_names_are_refused(
 ) -> None:
     done = fedsim_here("run", config, "--out", tmp_path / "run")
     assert done.returncode == 2
-    assert "'example-csv'" in done.stderr
+    assert "'example-growing'" in done.stderr
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"fedsim_model in its config.json = 'example-bytes'"):
         load_model(ModelConfig(name_or_path=str(finished / "model")))
@@ -262,9 +261,3 @@ def test_their_model_looks_at_the_past_alone() -> None:
     assert torch.equal(here[:, :10], there[:, :10])
     assert not torch.equal(here[:, 10:], there[:, 10:])
     assert isinstance(model, ByteModel)
-
-
-def test_a_run_that_is_taken_up_has_each_row_once(finished: Path, tmp_path: Path) -> None:
-    shutil.copy(finished / "metrics.jsonl", tmp_path)
-    CsvTracker(tmp_path, small_config(finished), "").close()
-    assert (tmp_path / "losses.csv").read_text() == (finished / "losses.csv").read_text()

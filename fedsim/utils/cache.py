@@ -15,7 +15,10 @@ from fedsim.utils.files import cache_dir, write_atomically
 from fedsim.utils.json_text import digest, read_json
 
 _PACKAGES = ("dp-accounting", "numpy", "scipy")
-_SOURCES = ("accounting/**/*.py", "strategies/*/*.py", "noise/*.py", "sampling.py")
+_SOURCES = (
+    *("accounting/**/*.py", "config/*.py", "data/**/*.py", "noise/*.py", "strategies/*/*.py"),
+    *("registry.py", "sampling.py"),
+)
 
 
 def remembered(kind: str, inputs: Mapping[str, Any], compute: Callable[[], float]) -> float:

@@ -65,7 +65,6 @@ def test_all_that_a_price_is_computed_by_is_among_the_sources() -> None:
                 found = [base.with_suffix(".py"), base / "__init__.py"]
                 waiting |= {file for file in found if file.exists()} - reached
     others = {path.relative_to(package).as_posix() for path in reached - held}
-    others = {name for name in others if not name.startswith(("config/", "data/", "registry"))}
     assert others <= {
         "clipping.py",
         "errors.py",

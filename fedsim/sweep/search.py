@@ -257,6 +257,8 @@ def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: 
 
     def take(outcome: Outcome) -> None:
         nonlocal best
+        if outcome.ending == "wrong input":
+            raise ConfigError(f"{outcome.name}: {outcome.reason}")
         if not outcome.has_report:
             write_atomically(out / _ERROR, outcome.traceback)
             raise RuntimeError(

@@ -65,6 +65,7 @@ from fedsim.experiments.studies.ganesh_2025.co_owned_runs import (
     loss,
 )
 from fedsim.experiments.studies.ganesh_2025.scenes import KNOWN, World, world
+from fedsim.noise.tolerance import ROUNDING_TOLERANCE
 from fedsim.report.style import MUTED, colour
 from fedsim.report.wording import TOGETHER, epsilon_text, terms_text
 from fedsim.utils.machine import machine
@@ -202,7 +203,9 @@ def _counted(kept: Kept, scale: Scale) -> dict[str, object]:
 
 def _on_the_mean(kept: Kept, epsilon: float, scale: Scale) -> float | None:
     """Return the standard deviation where a normalised clip leaves every gradient at most 1."""
-    return kept.noise[epsilon] / scale.batch_size if epsilon in kept.noise else None
+    if epsilon not in kept.noise:
+        return None
+    return kept.noise[epsilon] * (1 + ROUNDING_TOLERANCE) / scale.batch_size
 
 
 def _rules(counts: Sequence[Kept], scale: Scale) -> Table:

@@ -112,6 +112,6 @@ def test_a_search_does_not_go_on_over_other_text(speeches: Path, tmp_path: Path)
     line = json.loads(own.read_text(encoding="utf-8").splitlines()[0])
     with own.open("a", encoding="utf-8") as file:
         file.write(json.dumps({**line, "author": "somebody else"}) + "\n")
-    with pytest.raises(ConfigError, match="changed since it began"):
+    with pytest.raises(ConfigError, match="changed since the run"):
         run_search(cells, tmp_path / "out", trials=6.0, resume=True)
     assert (tmp_path / "out" / "ledger.json").read_bytes() == charged

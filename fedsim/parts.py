@@ -7,6 +7,7 @@ Each function reads the keys that it is about and asks the entry points for the 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
@@ -122,6 +123,8 @@ def build_sampling(
     options = config.strategy.sampling
     wanted = Wanted(expected, *sizes, config.strategy.rounds, field, noun)
     built: Sampling = _built("samplers", options.kind, "strategy.sampling.kind", options, wanted)
+    if config.privacy.mechanism == "blt" and isinstance(built, CyclicSampling) and built.rate < 1.0:
+        return replace(built, priced_rate=1.0)  # its coins have no proved price
     return built
 
 

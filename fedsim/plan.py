@@ -20,7 +20,7 @@ from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.search import Search
-from fedsim.clip_policy import ClipPolicy, ConstantClip, NextClip
+from fedsim.clip_policy import AdaptiveClip, ClipPolicy, ConstantClip, NextClip
 from fedsim.clipping import Clip
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor, TaskSpec
@@ -224,13 +224,19 @@ class RoundPlan:
                 f"{field}: needs cyclic sampling of {matrix.rounds} rounds in {matrix.separation} "
                 f"groups or more, to keep one's rounds apart; has {sampling}"
             )
-        if matrix.kind == "blt" and (sampling.groups, sampling.rate) != (matrix.separation, 1.0):
+        if matrix.kind == "blt" and (sampling.groups, sampling.charged_rate) != (
+            matrix.separation,
+            1.0,
+        ):
             raise ValueError(
-                f"{field}: one's rounds overlap in it, so coins amplify nothing; needs whole "
-                f"groups, {matrix.separation} of them"
+                f"{field}: no price below that of whole groups is proved here; needs cyclic "
+                f"sampling in {matrix.separation} groups with rate or priced_rate = 1"
             )
-        if not self.clip_policy.constant:
-            raise ValueError(f"{field}: is proved for a clip that is the same in every round")
+        if isinstance(self.clip_policy, AdaptiveClip):
+            raise ValueError(
+                f"{field}: has no proof here for an adaptive clip, whose counts are released too; "
+                "take a constant clip, or one on a schedule"
+            )
 
     def around(self, executor: Executor) -> Executor:
         """Return the executor within the plan's own, if it has one."""
@@ -338,6 +344,4 @@ class RoundPlan:
         """Return the memory from which a round's noise is made; None for independent noise."""
         if not self.matrix.feedback or not self.noise_stddev:
             return None
-        return self.memory.before(
-            round, self.matrix, self.noise_stddev, self.draws.noise, total.values
-        )
+        return self.memory.before(round, self.matrix, self.draws.noise, total.values)

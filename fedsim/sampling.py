@@ -471,14 +471,20 @@ class ShuffledSampling(_SameSize):
 class BalancedSampling(Sampling):
     """Every unit takes part once in each pass over the units, in a round that it draws alone.
 
-    A run is `participations` passes of rounds/participations rounds. Units draw independently, so
-    the cohort's size is Binomial(num_units, probability), and nobody learns who is in it. Also
-    called balls in bins (Chua et al. 2024) and random allocation (Feldman and Shenfeld 2025); it is
-    priced for the whole run by `fedsim.accounting.methods.random_allocation`.
+    A run is `participations` passes of rounds/participations rounds, or where that is no whole
+    number, of the two next to it. Units draw independently, so the cohort's size is binomial, and
+    nobody learns who is in it. Also called balls in bins (Chua et al. 2024) and random allocation
+    (Feldman and Shenfeld 2025); it is priced for the whole run by
+    `fedsim.accounting.methods.random_allocation`.
 
     Attributes:
-        rounds: T of the run, fixed before the first; a multiple of `participations`.
-        participations: k >= 1, the number of passes.
+        rounds: T of the run, fixed before the first.
+        participations: k, the number of passes, in [1, rounds].
+
+    Examples:
+        >>> law = BalancedSampling(rounds=100, participations=3)
+        >>> law.pass_sizes, law.pass_of(32), law.pass_of(33)
+        ({33: 2, 34: 1}, (0, 33), (33, 33))
     """
 
     rounds: int
@@ -490,13 +496,6 @@ class BalancedSampling(Sampling):
 
     def __post_init__(self) -> None:
         _check_count("participations", self.participations, "rounds", self.rounds)
-        if self.rounds % self.participations:
-            fewer = self.rounds - self.rounds % self.participations
-            raise ValueError(
-                f"participations = {self.participations}: does not divide rounds = {self.rounds}, "
-                f"and every pass must be as long; take {fewer} or "
-                f"{fewer + self.participations} rounds"
-            )
 
     @property
     def run_rounds(self) -> int:
@@ -504,17 +503,25 @@ class BalancedSampling(Sampling):
         return self.rounds
 
     @property
-    def pass_rounds(self) -> int:
-        """The rounds of a pass, m."""
-        return self.rounds // self.participations
+    def pass_sizes(self) -> dict[int, int]:
+        """How many passes have how many rounds: one length, or two successive ones."""
+        size, longer = divmod(self.rounds, self.participations)
+        sizes = {size: self.participations - longer, size + 1: longer}
+        return {size: count for size, count in sizes.items() if count}
+
+    def pass_of(self, round: int) -> tuple[int, int]:
+        """Return the first round of the pass that a round is in, and the pass's length."""
+        number = ((round + 1) * self.participations - 1) // self.rounds
+        first, end = (n * self.rounds // self.participations for n in (number, number + 1))
+        return first, end - first
 
     @property
     def probability(self) -> float:  # type: ignore[override]
-        """1/m, of each round of a pass."""
-        return 1.0 / self.pass_rounds
+        """k/T: the mean over the rounds, where passes have two lengths."""
+        return self.participations / self.rounds
 
     @classmethod
-    def build(cls, options: BalancedConfig, wanted: Wanted) -> Sampling:
+    def build(cls, options: BalancedConfig, wanted: Wanted) -> BalancedSampling:
         """Return the passes of the options, or those that give the expected number a round."""
         count, expected, rounds = options.participations, wanted.expected, wanted.rounds
         if count is None:
@@ -524,19 +531,20 @@ class BalancedSampling(Sampling):
                 raise ConfigError(
                     f"{wanted.field} = {expected:g}: gives {share:g} rounds of {rounds} to each of "
                     f"{wanted.population} {wanted.noun}, and balanced sampling needs a whole "
-                    f"number; give strategy.sampling.participations = {count} in place of it"
+                    f"number; give participations = {count} in place of it"
                 )
         elif expected is not None:
             raise ConfigError(
-                f"{wanted.field} = {expected:g} with strategy.sampling.participations = {count}: "
-                "each decides the other, give one"
+                f"{wanted.field} = {expected:g} with participations = {count}: each decides the "
+                "other, give one"
             )
         with about("strategy.sampling."):
             return cls(rounds, count)
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
-        rounds = rounds_text(self.pass_rounds)
+        *shorter, size = self.pass_sizes
+        rounds = f"{shorter[0]} or {rounds_text(size)}" if shorter else rounds_text(size)
         if self.participations == 1:
             return f"balanced sampling of {noun} once in {rounds}"
         return (
@@ -550,9 +558,9 @@ class BalancedSampling(Sampling):
         """
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
-        position = round % self.pass_rounds
-        drawn = coins.of_units(round - position) * self.pass_rounds
-        return np.flatnonzero(drawn.astype(np.int64) == position).astype(np.int64)
+        first, size = self.pass_of(round)
+        drawn = (coins.of_units(first) * size).astype(np.int64)
+        return np.flatnonzero(drawn == round - first).astype(np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return an event that no library composes: rounds of one user are not independent.
@@ -582,11 +590,14 @@ class CyclicSampling(Sampling):
         rounds: T of the run, fixed before the first.
         groups: b, in [1, rounds].
         rate: of a coin in one's turn, in (0, 1].
+        priced_rate: the rate that the price is of, in [rate, 1]: 1 for noise whose price has no
+            proof with coins. None: `rate`.
     """
 
     rounds: int
     groups: int
     rate: float
+    priced_rate: float | None = None
     kind: ClassVar[str] = "cyclic"
     options: ClassVar[type[SamplingConfig]] = CyclicConfig
     sums_alone: ClassVar[bool] = True
@@ -594,6 +605,13 @@ class CyclicSampling(Sampling):
     def __post_init__(self) -> None:
         _check_count("groups", self.groups, "rounds", self.rounds)
         _check_probability("rate", self.rate)
+        if not self.rate <= self.charged_rate <= 1.0:
+            raise ValueError(f"priced_rate = {self.priced_rate}: give a number from rate to 1")
+
+    @property
+    def charged_rate(self) -> float:
+        """The rate of a turn in the price; a unit that leaves turns out costs no more."""
+        return self.rate if self.priced_rate is None else self.priced_rate
 
     @property
     def run_rounds(self) -> int:
@@ -625,14 +643,15 @@ class CyclicSampling(Sampling):
             return cls(wanted.rounds, groups, rate)
 
     def coins_met(self, rounds: int) -> tuple[float, int]:
-        """Return the rate of a turn's coin, and the most turns of a group."""
-        return self.rate, -(-rounds // self.rounds) * self.events
+        """Return the rate of a turn in the price, and the most turns of a group."""
+        return self.charged_rate, -(-rounds // self.rounds) * self.events
 
     def in_words(self, noun: str) -> str:
         """Return the sampling in words."""
         if self.rate == 1.0:
             return f"cyclic sampling of {noun}, one whole group of {self.groups} in turn"
-        return f"cyclic Poisson sampling of {noun}, one group of {self.groups} in turn"
+        priced = " (accounted as whole groups)" if self.charged_rate == 1.0 else ""
+        return f"cyclic Poisson sampling of {noun}, one group of {self.groups} in turn{priced}"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units of the group whose turn it is and whose coin fell.
@@ -650,7 +669,7 @@ class CyclicSampling(Sampling):
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
         """Return what one turn costs: that of Poisson sampling; a user's units are in one group."""
-        return _poisson_event(self.rate, noise_multiplier, units_per_user)
+        return _poisson_event(self.charged_rate, noise_multiplier, units_per_user)
 
 
 def _poisson(uniforms: Uniforms, probability: float) -> Indices:

@@ -136,7 +136,8 @@ class RoundCost:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        fields = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
+        numbers = dataclasses.asdict(self.sampling)  # type: ignore[call-overload]
+        fields = {name: value for name, value in numbers.items() if value is not None}
         selected = self.search and {"search": dataclasses.asdict(self.search)}
         return {
             **(selected or {}),
@@ -188,8 +189,8 @@ def _sampling(data: object) -> tuple[type[Any], dict[str, Any]]:
         raise ConfigError(f"round cost: sampling = {data!r}: expected an object with a kind")
     sampling = resolve("samplers", data["kind"], "round cost: sampling.kind")
     fields = {name: value for name, value in data.items() if name != "kind"}
-    known = [field.name for field in dataclasses.fields(sampling)]
-    if sorted(fields) != sorted(known):
+    known = {field.name: field.default for field in dataclasses.fields(sampling)}
+    if not {name for name in known if known[name] is not None} <= fields.keys() <= known.keys():
         raise ConfigError(f"sampling has keys {sorted(fields)}: expected {sorted(known)}")
     _check_numbers("sampling", fields)
     return sampling, fields

@@ -108,7 +108,7 @@ def audit_black_box(
     """Train once as the config says, with canary users, and bound ε by losses of the final model.
 
     Args:
-        config: of a private run with Poisson sampling.
+        config: of a private run with Poisson, balanced or cyclic sampling.
         num_canaries: users whose coins are flipped; about half take part. At least 2.
         method: of the bound, chosen before: "steinke" (`one_run`) or "f-dp" (`f_dp`).
         temperature: of the canaries' texts, see `draw_texts`.
@@ -167,8 +167,8 @@ def train_with(
 ) -> Tensors:
     """Return the parameters after the run's rounds with the included canaries among its users.
 
-    Rate, denominator, noise and cost are the plan's: with Poisson sampling and a declared size of
-    the population they do not depend on who is there.
+    Rate, denominator, noise and cost are the plan's: users draw alone, and with a declared size of
+    the population nothing of these depends on who is there.
     """
     rounds = config.strategy.rounds
     device = default_device(config.executor.gpus_per_worker)
@@ -180,7 +180,7 @@ def train_with(
         found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
         there = tried(planted, found)  # far from a declared number, by the canaries
         with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
-            plan = replace(plan, pool=there.pool, addresses=there.addresses)
+            plan = replace(plan, pool=there.pool, addresses=there.addresses, owners=there.owners)
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.parameters

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.clipping import Clip, NormalisedClip, PerLayerClip, layer_of
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Executor, Keys, Update
@@ -104,12 +104,16 @@ class Watch:
         for number, canary in enumerate(canaries):
             for (name, index), factor in zip(canary, factors, strict=True):
                 self._entries.setdefault(name, []).append((number, index, factor))
-        self.scores = np.zeros(self._count)
-        """(num_canaries,): the log-likelihood ratios of the rounds so far, added up.
+        self._moved: list[npt.NDArray[np.float64]] = []
+
+    @property
+    def scores(self) -> npt.NDArray[np.float64]:
+        """(num_canaries,): the log-likelihood ratios of the rounds so far.
 
         Real users' updates are noise here that the ratio does not know of: scores lose by it,
         the bound stays valid.
         """
+        return log_ratio_of_rounds(self._moved, self._plan.cost, self._plan.matrix)
 
     def __call__(self, release: Tensors) -> None:
         """Take one round's release into account."""
@@ -118,7 +122,7 @@ class Watch:
             numbers, indices, factors = (list(column) for column in zip(*entries, strict=True))
             seen = release[name].flatten()[torch.tensor(indices)].double().cpu().numpy()
             np.add.at(moved, numbers, seen * np.array(factors))
-        self.scores += log_likelihood_ratio(moved, self._plan.cost)
+        self._moved.append(moved)
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,8 @@ def with_canaries(
 ) -> tuple[RoundPlan, int, Watch]:
     """Return the plan over real and included canary units, the canaries' first key, the watch.
 
-    Coins, denominator, noise and cost stay what they are: with Poisson sampling and a declared
-    denominator they do not depend on who is there.
+    Coins, denominator, noise and cost stay what they are: users draw alone, so that none of them
+    depends on who is there. Of cyclic sampling the units of one canary are in one group.
     """
     first_key = int(plan.pool.max()) + 1
     keys = first_key + np.arange(len(canaries) * plan.units_per_user, dtype=np.int64)
@@ -156,8 +160,13 @@ def with_canaries(
     optimizer = WatchedOptimizer(**inner, watch=watch)
     addresses = plan.pool if plan.addresses is None else plan.addresses
     both = (addresses.astype(np.uint64), planted.astype(np.uint64))  # mixed, they become floats
+    owners = plan.owners
+    if owners is not None:
+        numbers = owners.max() + np.arange(1, included.sum() + 1, dtype=owners.dtype)
+        owners = np.concatenate([owners, np.repeat(numbers, plan.units_per_user)])
     plan = replace(
         plan,
+        owners=owners,
         pool=np.concatenate([plan.pool, planted]),
         addresses=np.concatenate(both),
         optimizer=optimizer,

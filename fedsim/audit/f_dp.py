@@ -26,8 +26,8 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.accounting.accountants import epsilon_of_composition, profile_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.audit.one_run import Guesses, OneRunBound, ways
 from fedsim.sampling import Relation
 
@@ -37,7 +37,8 @@ _ROUNDING = 1e-9  # what must be beyond probability 1, so that no rounding error
 _POINTS, _LEAST_DELTA = 48, 1e-8  # of a profile
 _STEPS = 64  # members of a family for each doubling of the noise
 _LEAST, _MOST = -5 * _STEPS, 7 * _STEPS  # a 32nd of the noise, and 128 times as much
-_PLD_ERROR = 2e-3  # of ε, relative: what rounding up may have added to it
+# Of ε, relative: what rounding up may have added to it, in a PLD and by other accountants.
+_PLD_ERROR, _LARGER_ERROR = 2e-3, 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,21 +97,23 @@ def own_family(cost: RoundCost, rounds: int, relation: Relation, delta: float) -
     """Return the family of a run's mechanism: its sampler and rounds with any noise multiplier.
 
     Args:
-        cost: of a round, by Poisson sampling.
+        cost: of a round, by Poisson, balanced or cyclic sampling.
         rounds: of the run.
         relation: of the claim.
         delta: of the audit; ε is rounded down.
     """
+    error = _LARGER_ERROR if cost.sampling.accountant else _PLD_ERROR
 
     @cache
     def member(scale: float) -> tuple[Profile, float]:
         scaled = replace(cost, noise_multiplier=scale * cost.noise_multiplier)
-        costs = [(scaled, rounds)]
-        largest, pld = solve_epsilon(costs, min(_LEAST_DELTA, delta), relation)
+        costs, least = [(scaled, rounds)], min(_LEAST_DELTA, delta)
+        largest, at_delta = (
+            epsilon_of_composition(costs, each, None, relation) for each in (least, delta)
+        )
         epsilons = np.linspace(0.0, largest, _POINTS)
-        at_delta = pld.get_epsilon_for_delta(delta)
-        deltas = np.minimum(pld.deltas(epsilons), 1.0)
-        return Profile(epsilons, deltas), (1.0 - _PLD_ERROR) * at_delta
+        deltas = profile_of_composition(costs, least, None, relation)(epsilons)
+        return Profile(epsilons, np.minimum(deltas, 1.0)), (1.0 - error) * at_delta
 
     return member
 

@@ -18,7 +18,7 @@ from fedsim.plan import RoundPlan
 from fedsim.runner.launch import open_grid
 from fedsim.runner.progress import CountProgress
 from fedsim.runner.training import train
-from fedsim.sampling import Relation
+from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, Relation
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
 
@@ -94,7 +94,7 @@ def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAu
     """Train once as the config says, canaries added, and return the lower bound.
 
     Args:
-        config: of a private run with Poisson sampling.
+        config: of a private run with Poisson, balanced or cyclic sampling.
         num_canaries: users whose coins are flipped; about half take part. At least 2.
         coin_seed: of canaries and coins: never the run's own randomness.
 
@@ -170,10 +170,10 @@ def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, floa
     plan = build_plan(config, materials)
     if plan.noise_multiplier == 0.0 or config.privacy.delta is None:
         raise ConfigError("privacy: the run claims no ε, so there is nothing to audit")
-    if plan.sampling.kind != "poisson":
+    if not isinstance(plan.sampling, PoissonSampling | BalancedSampling | CyclicSampling):
         raise ConfigError(
-            f"strategy.sampling.kind = {plan.sampling.kind!r}: canaries would change the cohort of "
-            'the real users; take kind = "poisson"'
+            f"strategy.sampling.kind = {plan.sampling.kind!r}: canaries could change the cohort of "
+            'the real users; take "poisson", "balanced" or "cyclic", where each user draws alone'
         )
     if plan.relation is Relation.REPLACE:
         raise ConfigError(

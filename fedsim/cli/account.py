@@ -13,6 +13,7 @@ from fedsim.accounting.choice_of_delta import delta_sentence, is_promise
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError, about
 from fedsim.sampling import (
+    BalancedConfig,
     BalancedSampling,
     CyclicSampling,
     FixedSizeSampling,
@@ -21,6 +22,7 @@ from fedsim.sampling import (
     Sampling,
     ShuffledSampling,
     TruncatedPoissonSampling,
+    Wanted,
 )
 from fedsim.utils.terminal import status_when_slow
 
@@ -76,7 +78,10 @@ def uls(
     ] = None,
     participations: Annotated[
         int | None,
-        typer.Option(help="With --sampler balanced: rounds of each user, one in each pass."),
+        typer.Option(
+            help="With --sampler balanced: rounds of each user, one in each pass; or give --users "
+            "and --cohort-size."
+        ),
     ] = None,
     groups: Annotated[
         int | None, typer.Option(help="With --sampler cyclic: number of groups that take turns.")
@@ -98,9 +103,17 @@ def uls(
 
     With --sampler balanced each user takes part once in each of --participations passes over the
     rounds. With --sampler cyclic the users take turns in --groups groups, as correlated noise needs
-    it: "banded" with any cohort size, "blt" with whole groups only, for which no cohort size is
-    given. For both samplers the ε is that of all rounds: to stop early costs no less.
+    it: "banded" at the price of any cohort size, "blt" at that of whole groups, for which no cohort
+    size is given. For both samplers the ε is that of all rounds: to stop early costs no less.
     """
+    if sampler == "balanced" and participations is None and cohort_size is not None:
+        _rate(sampling_probability, users, cohort_size)  # refuses what does not go together
+        wanted = Wanted(cohort_size, users or 0, users or 0, rounds, "--cohort-size", "users")
+        participations = BalancedSampling.build(BalancedConfig(), wanted).participations
+    elif sampler == "balanced" and (cohort_size or sampling_probability) is not None:
+        raise ConfigError(
+            f"--sampler = {sampler!r}: takes --participations alone, or --users and --cohort-size"
+        )
     own = {
         "truncated-poisson": ("--max-cohort-size", max_cohort_size),
         "balanced": ("--participations", participations),

@@ -80,7 +80,7 @@ def release_(
             if earlier is None:
                 normals.add_to_(entries, stddev / step, *chunk.streams(noise))
             else:
-                entries.add_(earlier.next_(chunk, stddev / step, normals, noise))
+                entries.add_(earlier.next_(chunk, normals, noise), alpha=stddev / step)
             entries.round_().mul_(step)
         return lengths
 
@@ -161,8 +161,8 @@ def by_chunks(
 class EarlierNoise(Protocol):
     """Noise of earlier rounds, for noise that is correlated over rounds."""
 
-    def next_(self, chunk: Chunk, stddev: float, normals: Normals, noise: NoiseKey) -> torch.Tensor:
-        """Return this round's noise of a chunk, in which normals of `stddev` are fresh."""
+    def next_(self, chunk: Chunk, normals: Normals, noise: NoiseKey) -> torch.Tensor:
+        """Return this round's noise of a chunk, in standard deviations of the round."""
         ...
 
     def end_round(self) -> None:

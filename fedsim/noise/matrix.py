@@ -12,8 +12,12 @@ Two kinds, both Toeplitz (their columns are one column, shifted):
   it moves C·(updates) as in independent rounds, and coins in those rounds amplify.
 - *BLT*, buffered linear Toeplitz (Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al. 2024,
   arXiv:2408.08868): entries Σ αᵢ λᵢ^(t-1), so that a few buffers remember all rounds. Columns
-  overlap; a unit that takes part every b-th round moves the sum of those columns, and no coin
-  amplifies.
+  overlap; a unit that takes part every b-th round moves the sum of those columns, and no price of
+  coins is proved here: with coins it costs what it costs to take part in every turn.
+
+Updates and noise are in units of each round's sensitivity, which may follow a public schedule of
+clips: divided by it, a unit moves no round by more than 1, and what is released is the result times
+a public number, a post-processing.
 
 Matrices are optimised for the mean squared error of all prefix sums, which is the error of the
 parameters under SGD at a constant rate, the server's only one. They depend on public numbers alone.

@@ -1,5 +1,8 @@
 """The noise of earlier rounds, from which the next round's is made: kept, or made anew.
 
+It is kept in units of a round's deviation, so that a clip, and the noise with it, may change on a
+public schedule: `fedsim.noise.matrix`.
+
 Nothing of it is stored. What a process needs it makes anew from the keys of the rounds before, to
 the same bits: after a kill, for another run, or when a round is done again.
 """
@@ -10,7 +13,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from fedsim.noise.gaussian import Chunk, Normals, by_chunks, chunks_of, grid_step
+from fedsim.noise.gaussian import Chunk, Normals, by_chunks, chunks_of
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.seeding import NoiseKey
 from fedsim.tensors import Tensors, zeros_like
@@ -35,7 +38,6 @@ class NoiseMemory:
         self,
         round: int,
         matrix: NoiseMatrix,
-        stddev: float,
         key: Callable[[int], NoiseKey],
         layout: Tensors,
     ) -> NoiseMemory:
@@ -44,12 +46,11 @@ class NoiseMemory:
         Args:
             round: the round, from 0.
             matrix: correlates the noise.
-            stddev: of a round's noise, > 0, the same in every round.
             key: of a round's noise.
             layout: tensors of the shapes and devices of the release.
         """
         shapes = tuple((name, tuple(layout[name].shape), layout[name].device) for name in layout)
-        of = (matrix, stddev, key(0), shapes)
+        of = (matrix, key(0), shapes)
         if self._of != of or self._round != round or self._begun:
             empty = [zeros_like(layout, torch.float64) for _ in matrix.feedback]
             self._past = [
@@ -57,12 +58,12 @@ class NoiseMemory:
                 for each in empty
             ]
             self._of, self._matrix, self._round = None, matrix, 0
-            some, unit = zeros_like(layout, torch.float64), stddev / grid_step(stddev)
+            some = zeros_like(layout, torch.float64)
             for _ in range(round):
                 noise = key(self._round)
 
                 def draw(chunk: Chunk, normals: Normals, noise: NoiseKey = noise) -> float:
-                    self.next_(chunk, unit, normals, noise)
+                    self.next_(chunk, normals, noise)
                     return 0.0
 
                 by_chunks(some, draw)
@@ -70,12 +71,15 @@ class NoiseMemory:
         self._of, self._begun = of, True
         return self
 
-    def next_(self, chunk: Chunk, stddev: float, normals: Normals, noise: NoiseKey) -> torch.Tensor:
-        """Return this round's noise of a chunk, and remember it; once a chunk and round."""
+    def next_(self, chunk: Chunk, normals: Normals, noise: NoiseKey) -> torch.Tensor:
+        """Return this round's noise of a chunk, in deviations of the round, and remember it.
+
+        Once a chunk and round.
+        """
         matrix, place = self._matrix, (chunk.name, chunk.number)
         past = [each[place] for each in self._past]
         fresh = torch.zeros_like(chunk.entries)
-        normals.add_to_(fresh, stddev * matrix.amplification, noise.chunk(chunk.name, chunk.number))
+        normals.add_to_(fresh, matrix.amplification, noise.chunk(chunk.name, chunk.number))
         if matrix.decays:
             for weight, buffer in zip(matrix.feedback, past, strict=True):
                 fresh.add_(buffer, alpha=-weight)

@@ -28,8 +28,7 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
 
     Returns:
         The config. Fixed-size and shuffled samplers get the nearest whole number, at least 1,
-        balanced ones the nearest number of passes that divides the rounds, and BLT the nearest
-        number of groups.
+        balanced ones the nearest number of passes, and BLT the nearest number of groups.
 
     Raises:
         ConfigError: a budget out of range, or what the strategy refuses.
@@ -100,14 +99,8 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
 
 
 def passes(rounds: int, share: float) -> int:
-    """Return the number of passes that divides the rounds and comes nearest to that share of them.
-
-    Examples:
-        >>> passes(100, 0.03)
-        4
-    """
-    whole = [count for count in range(1, rounds + 1) if rounds % count == 0]
-    return min(whole, key=lambda count: abs(math.log(count / rounds / share)))
+    """Return the number of passes that comes nearest to that share of the rounds, at least 1."""
+    return max(1, round(rounds * share))
 
 
 def _with_size(config: Config, key: str, size: float) -> Config:

@@ -19,6 +19,7 @@ from fedsim.execution import Keys
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
+from fedsim.sampling import CyclicSampling
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
@@ -26,6 +27,8 @@ from tests.conftest import small_config
 
 PER_LAYER = {"clip": {"kind": "per-layer", "l2_clip_norm": 0.3}}
 ELS = {"name": "els", "cohort_size": None, "batch_size": 9}
+TURNS = {"sampling": {"kind": "cyclic", "groups": 2}}
+BALANCED = {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}}
 
 
 class Nobody:
@@ -39,7 +42,17 @@ class Nobody:
         return WeightedSum(WeightedSum.zero(parameters).values, float(len(cohort)), len(cohort))
 
 
-@pytest.mark.parametrize("strategy", [{}, PER_LAYER, ELS], ids=["uls", "per-layer", "els"])
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "uls": {},
+    "per-layer": PER_LAYER,
+    "els": ELS,
+    "balanced": BALANCED,
+    "cyclic": TURNS,
+    "cyclic els": ELS | TURNS,
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_canarys_units_are_drawn_by_the_runs_coins_and_add_the_clip_bound(
     materials: Materials, speeches: Path, strategy: dict[str, Any]
 ) -> None:
@@ -62,6 +75,10 @@ def test_a_canarys_units_are_drawn_by_the_runs_coins_and_add_the_clip_bound(
     np.testing.assert_array_equal(real.asked[-1], plan.cohort(0))  # real users' coins are as before
     assert record.num_units == len(cohort)
     assert watch.scores.any()
+    if isinstance(plan.sampling, CyclicSampling):  # all units of a canary in one group
+        drawn = [planted.cohort(round) for round in range(plan.sampling.rounds)]
+        turns = [set((one[one >= first] - first) // plan.units_per_user) for one in drawn]
+        assert not turns[0] & turns[1]
 
 
 def test_without_noise_the_scores_are_the_coins(materials: Materials, speeches: Path) -> None:
@@ -86,11 +103,29 @@ def test_coordinates_are_distinct_and_cover_the_layout() -> None:
     assert all(0 <= index < layout[name].numel() for ((name, index),) in drawn)
 
 
+PRIVACY = {"epsilon": 6.0, "noise_multiplier": None, "delta": 1e-6}  # far below 1/canaries
+
+
 @pytest.fixture(scope="module")
 def config(speeches: Path) -> Config:
-    strategy = {"cohort_size": 24, "rounds": 3}
-    privacy = {"epsilon": 6.0, "noise_multiplier": None, "delta": 1e-6}  # far below 1/canaries
-    return small_config(speeches, strategy=strategy, privacy=privacy)
+    return small_config(speeches, strategy={"cohort_size": 24, "rounds": 3}, privacy=PRIVACY)
+
+
+WHOLE = {"cohort_size": None, "rounds": 4, "sampling": {"kind": "cyclic", "groups": 2}}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "balanced": (BALANCED | {"rounds": 5}, {}),
+    "cyclic": (WHOLE, {}),
+    "banded": (WHOLE, {"mechanism": "banded"}),
+    "blt": (WHOLE | {"cohort_size": 11.0}, {"mechanism": "blt"}),
+}
+
+
+@pytest.mark.parametrize(("strategy", "privacy"), OTHERS.values(), ids=OTHERS)
+def test_runs_where_each_user_draws_alone_are_bounded_too(
+    speeches: Path, strategy: dict[str, Any], privacy: dict[str, Any]
+) -> None:
+    audit = audit_run(small_config(speeches, strategy=strategy, privacy=PRIVACY | privacy), 600)
+    assert 0.5 < audit.bound.epsilon <= audit.claimed_epsilon
 
 
 def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(config: Config) -> None:

@@ -163,7 +163,7 @@ def _correlated(total: dict[str, torch.Tensor], matrix: NoiseMatrix) -> Callable
 
     def release() -> None:
         round = next(rounds)
-        before = memory.before(round, matrix, 1.0, key, total)
+        before = memory.before(round, matrix, key, total)
         release_(total, 1.0, 1.0, key(round), before)
 
     return release

@@ -13,8 +13,9 @@ zero-out-one, whose pairs are the same), in three steps:
    takes subsets that users draw independently of each other, and a T fixed before. As z may be
    drawn before the first round, other releases may come in between.
 2. *Passes are independent.* A user draws one round of each pass, so P and Q are products over the
-   passes of P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I). (A uniform k-subset of all rounds
-   costs no more: cut them into passes at random, and tell where. Feldman and Shenfeld.)
+   passes of P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I), m the length of the pass. (A uniform
+   k-subset of all rounds costs no more: cut them into passes at random, and tell where. Feldman and
+   Shenfeld.)
 3. *1 of m by a law on a grid.* Under Q the likelihood ratio L of a pass is the mean of m
    independent log-normals of mean 1. Divergences are means of convex functions of L under Q, in
    both directions: E (L - e^ε)+ for removing, E (1 - e^ε L)+ for adding. So a spread of L (mass
@@ -117,9 +118,9 @@ def composed(costs: tuple[tuple[RoundCost, int], ...], fineness: float) -> Compo
     pairs, plain = [], [(cost, rounds) for cost, rounds in costs if _plain(cost)]
     for cost, rounds in (part for part in costs if part not in plain):
         sampling = cast(BalancedSampling, cost.sampling)
-        size, passes = sampling.pass_rounds, cost.runs(rounds) * sampling.participations
-        laws, width = _sums(min(cost.noise_multiplier, _MOST_NOISE), frozenset({size}), fineness)
-        pairs.append(laws[size].losses(size, width, passes))
+        sizes, runs = sampling.pass_sizes, cost.runs(rounds)
+        laws, width = _sums(min(cost.noise_multiplier, _MOST_NOISE), sizes.keys(), fineness)
+        pairs += [laws[m].losses(m, width, runs * passes) for m, passes in sizes.items()]
     finest = min((losses.width for losses, _ in pairs), default=fineness)
     for cost, rounds in plain:
         pld = mixture_pld(min(cost.noise_multiplier, _MOST_NOISE), [1.0], [1.0], finest)

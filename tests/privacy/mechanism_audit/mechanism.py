@@ -9,6 +9,7 @@ import numpy as np
 from fedsim.accounting.accountants import choose, epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.search import Search
+from fedsim.clip_policy import ClipPolicy, ClipSchedule, ConstantClip
 from fedsim.clipping import FlatClip
 from fedsim.estimators import FixedDenominator
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
@@ -20,6 +21,7 @@ from tests.privacy.mechanism_audit.replicas import Replicas, seed_of
 from tests.privacy.mechanism_audit.worst_graph import listeners_share
 
 DELTA = 1e-4
+CONSTANT = ConstantClip()
 _CHOSEN_ON = 0.25
 
 
@@ -33,6 +35,7 @@ class Setting:
         units_per_user: 1, or the group size of ELS.
         rounds: releases that the attacker sees.
         matrix: of the correlated noise.
+        clip_policy: how the clip moves.
         relation: of the claim. Under a fixed graph the target's units are those that bounding
             leaves of a listener's texts (`worst_graph`).
         search: the search that is audited whole; None for one run.
@@ -43,6 +46,7 @@ class Setting:
     units_per_user: int
     rounds: int
     matrix: NoiseMatrix = INDEPENDENT
+    clip_policy: ClipPolicy = CONSTANT
     relation: Relation = Relation.ADD_OR_REMOVE
     search: Search | None = None
 
@@ -77,17 +81,22 @@ class Setting:
             optimizer=ServerOptimizer("sgd", 1.0),
             entropy="seeded",
             matrix=self.matrix,
+            clip_policy=self.clip_policy,
             relation=self.relation,
             search=self.search,
         )
 
+
+FALLING = ClipSchedule("exponential", 0.1, 6)
 
 SETTINGS = (
     Setting("uls", PoissonSampling(0.5), 1, 2),
     Setting("els", PoissonSampling(0.5), 4, 1),
     Setting("els, co-owned", PoissonSampling(0.5), 2, 2, relation=Relation.FIXED_GRAPH),
     Setting("uls", BalancedSampling(4, 2), 1, 4),
+    Setting("uls", BalancedSampling(5, 2), 1, 5),
     Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2)),
+    Setting("uls", CyclicSampling(6, 2, 0.5), 1, 6, banded_matrix(6, 2), FALLING),
     Setting("uls", CyclicSampling(6, 2, 1.0), 1, 6, buffered_matrix(6, 2, 2)),
 )
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from fedsim.audit.canaries import planted_unit
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Executor, Keys
@@ -30,7 +31,6 @@ from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, l2_norm, scale
 from tests.privacy.mechanism_audit.bounds import Scores
-from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
 from tests.privacy.mechanism_audit.searches import searched_scores
 
 
@@ -48,25 +48,26 @@ class Replicas:
     """
 
     def __init__(self, plan: RoundPlan, num_targets: int, target_units: int | None = None) -> None:
-        if not plan.clip_policy.constant:
-            raise ValueError("clip: moves from round to round; replicas need one that stays")
         if plan.estimator.kind != "fixed":
             raise ValueError(f'estimator.kind = {plan.estimator.kind!r}: replicas need "fixed"')
         self.target_units = plan.units_per_user if target_units is None else target_units
         self._coordinates = 2 * num_targets
         self._targets = num_targets
-        self._added = planted_unit(plan.clip)
         self._parameters = {
-            name: torch.zeros(self._coordinates, dtype=torch.float64) for name in self._added
+            name: torch.zeros(self._coordinates, dtype=torch.float64)
+            for name in planted_unit(plan.clip)
         }
+        self._clip = plan.clip  # of the last round
         everybody = np.arange(num_targets * self.target_units, dtype=np.int64)
         self._plan = stepping_by_release(replace(plan, pool=everybody, addresses=None, owners=None))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return the sum over the drawn units: units of one target share its coordinate."""
         drawn = np.bincount(cohort // self.target_units, minlength=self._coordinates)
+        self._clip = clip
         values = {
-            name: torch.from_numpy(drawn * float(added)) for name, added in self._added.items()
+            name: torch.from_numpy(drawn * float(added))
+            for name, added in planted_unit(clip).items()
         }
         return WeightedSum(values, weight=float(len(cohort)), num_units=len(cohort))
 
@@ -86,12 +87,12 @@ class Replicas:
     def _of_run(self, rounds: int, seed: int) -> tuple[Scores, Scores]:
         plan = replace(self._plan, seed=seed, entropy="seeded")  # so that it can be repeated
         seen = releases(plan, self, self._parameters, rounds)
-        total = log_ratio_of_rounds(map(self._moved, seen), plan.cost, plan.matrix)
+        total = log_ratio_of_rounds(list(map(self._moved, seen)), plan.cost, plan.matrix)
         return total[: self._targets], total[self._targets :]
 
     def _moved(self, release: Tensors) -> Scores:
-        """Return (coordinates,): the release along each target's push over what one unit moves."""
-        alone = WeightedSum(self._added, weight=1.0, num_units=1)
+        """Return (coordinates,): the last release along each target's push over a unit's move."""
+        alone = WeightedSum(planted_unit(self._clip), weight=1.0, num_units=1)
         one = scale(alone.values, self._plan.estimator.factor(alone))
         square = l2_norm(one) ** 2
         along = sum(release[name].numpy() * (float(one[name]) / square) for name in one)

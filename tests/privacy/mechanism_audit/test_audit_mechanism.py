@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedsim.accounting.events import RoundCost
 from fedsim.audit.canaries import planted_unit
-from fedsim.audit.likelihood import log_likelihood_ratio
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.clipping import Clip, FlatClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator
 from fedsim.execution import Accumulator, Update
@@ -23,7 +23,6 @@ from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffere
 from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling
 from fedsim.strategy import build_plan
 from tests.conftest import small_config
-from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
 from tests.privacy.mechanism_audit.mechanism import DELTA, SETTINGS, Setting, audit_mechanism
 from tests.privacy.mechanism_audit.replicas import Replicas, releases
 from tests.unit.mechanism.test_plan import make_plan
@@ -124,20 +123,21 @@ def test_the_likelihood_ratio_by_hand() -> None:
     x = np.array([-2.0, 0.4, 3.0])
     density = sum(w * stats.norm(k, 1.7).pdf(x) for k, w in enumerate([0.49, 0.42, 0.09]))
     np.testing.assert_allclose(
-        log_likelihood_ratio(x, cost), np.log(density / stats.norm(0, 1.7).pdf(x)), rtol=1e-12
+        log_ratio_of_rounds([x], cost), np.log(density / stats.norm(0, 1.7).pdf(x)), rtol=1e-12
     )
 
 
-@pytest.mark.parametrize("seen", [1, 3, 4, 6])
-def test_the_ratio_of_balanced_rounds_by_hand(seen: int) -> None:
+@pytest.mark.parametrize(("rounds", "seen"), [(6, 1), (6, 3), (6, 4), (6, 6), (5, 5), (5, 3)])
+def test_the_ratio_of_balanced_rounds_by_hand(rounds: int, seen: int) -> None:
     """Over all ways to take part: the mean of what each way gives, for the rounds that are seen."""
-    cost = RoundCost(BalancedSampling(6, 2), 1.3)
+    cost = RoundCost(BalancedSampling(rounds, 2), 1.3)
     moved = np.random.default_rng(1).normal(0.5, 1.5, (seen, 5))
-    ways = [(one, 3 + other) for one in range(3) for other in range(3)]
+    half = rounds // 2
+    ways = [(one, other) for one in range(half) for other in range(half, rounds)]
     taken = np.array([[round in way for round in range(seen)] for way in ways])
     density = stats.norm(taken[:, :, None], 1.3).pdf(moved).prod(axis=1).mean(axis=0)
     np.testing.assert_allclose(
-        log_ratio_of_rounds(moved, cost),
+        log_ratio_of_rounds(list(moved), cost),
         np.log(density / stats.norm(0, 1.3).pdf(moved).prod(axis=0)),
         rtol=1e-12,
     )
@@ -163,7 +163,7 @@ def test_the_ratio_of_cyclic_rounds_by_hand(rate: float, matrix: NoiseMatrix, se
             chance = 0.5 * np.prod([rate if coin else 1 - rate for coin in coins])
             ratio += chance * np.exp(noise.logpdf(moved.T - taken) - noise.logpdf(moved.T))
     np.testing.assert_allclose(
-        log_ratio_of_rounds(moved, cost, matrix), np.log(ratio), rtol=1e-9, atol=1e-9
+        log_ratio_of_rounds(list(moved), cost, matrix), np.log(ratio), rtol=1e-9, atol=1e-9
     )
 
 

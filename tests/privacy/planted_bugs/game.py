@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedsim.accounting.events import RoundCost
+from fedsim.audit.likelihood import log_ratio_of_rounds
 from fedsim.clipping import Clip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Keys, Unit, Update, shards
@@ -23,7 +24,6 @@ from fedsim.sampling import CyclicSampling
 from fedsim.seeding import base, hashes
 from fedsim.tensors import Tensors
 from tests.privacy.mechanism_audit.bounds import Scores
-from tests.privacy.mechanism_audit.likelihood import log_ratio_of_rounds
 from tests.privacy.mechanism_audit.replicas import Replicas, releases, stepping_by_release
 
 Statistic = Callable[[Sequence[Tensors]], float]
@@ -145,5 +145,5 @@ class RunGame(Game):
         plan = replace(replicas._plan, seed=seed)
         seen = releases(plan, replicas, replicas._parameters, self.rounds)
         cost = RoundCost(self.law, plan.noise_multiplier)
-        scores = log_ratio_of_rounds(map(replicas._moved, seen), cost, plan.matrix)
+        scores = log_ratio_of_rounds(list(map(replicas._moved, seen)), cost, plan.matrix)
         return scores[:trials], scores[trials:]

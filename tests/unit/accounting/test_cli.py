@@ -149,7 +149,14 @@ def test_group_privacy_says_where_it_diverges() -> None:
             f"{ULS} --users 100 --cohort-size 2.5 --epsilon 1 --sampler fixed-size",
             "--sampler fixed-size: 2.5 of 100 users a round: needs a whole number",
         ),
-        (f"{ULS} --sampler balanced --participations 3 --epsilon 1", "does not divide rounds"),
+        (
+            f"{ULS} --sampler balanced --participations 3 --users 9 --cohort-size 3 --epsilon 1",
+            "takes --participations alone, or --users and --cohort-size",
+        ),
+        (
+            f"{ULS} --sampler balanced --users 2000 --cohort-size 63 --epsilon 1",
+            "--cohort-size = 63: gives 3.15 rounds of 100 .*; give participations = 3",
+        ),
         (f"{ULS} --sampler balanced --epsilon 1", "--participations = None: .*balanced needs it"),
         (f"{ULS} --sampler cyclic --groups 4 --sampling-probability 0.5 --epsilon 1", "--sampler"),
     ],
@@ -176,6 +183,14 @@ def test_balanced_both_ways() -> None:
     assert (found["accountant"], found["guaranteed"]) == ("random-allocation", True)
     assert found["sampling_probability"] == 0.04
     assert answer(f"{common} --noise-multiplier {noise}") == found
+
+
+def test_balanced_by_a_cohort_size_as_in_a_config() -> None:
+    common = "uls --sampler balanced --rounds 100 --delta 1e-6 --noise-multiplier 1"
+    found = answer(f"{common} --users 2000 --cohort-size 60")
+    assert found == answer(f"{common} --participations 3")
+    words = "balanced sampling of users once in each of 3 passes of 33 or 34 rounds"
+    assert (found["sampler"], found["sampling_probability"]) == (words, 0.03)
 
 
 def test_cyclic_with_a_cohort_and_with_whole_groups() -> None:

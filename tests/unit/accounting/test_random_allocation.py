@@ -95,11 +95,14 @@ def drawn_losses(rounds: int, taken: int, noise: float, samples: int) -> tuple[A
     By symmetry, the user takes part in each pass's first round, which multiplies its ratio.
     """
     source = np.random.default_rng([rounds, taken, round(1e4 * noise)])
-    normals = source.standard_normal((samples, taken, rounds // taken))
+    normals = source.standard_normal((samples, rounds))
     ratios = np.exp(normals / noise - 0.5 / noise**2)
-    without = ratios.mean(axis=2)
-    present = without + math.expm1(noise**-2) * ratios[:, :, 0] * (taken / rounds)
-    return np.log(present).sum(axis=1), -np.log(without).sum(axis=1)
+    remove, add = np.zeros(samples), np.zeros(samples)
+    for of_pass in np.array_split(ratios, taken, axis=1):  # of two lengths, where none is whole
+        without = of_pass.mean(axis=1)
+        remove += np.log(without + math.expm1(noise**-2) * of_pass[:, 0] / of_pass.shape[1])
+        add -= np.log(without)
+    return remove, add
 
 
 def lower(
@@ -182,7 +185,11 @@ RANDOM = [
 ]
 
 
-@pytest.mark.parametrize(("rounds", "taken", "noise", "at"), [*RANDOM, (100, 1, 0.3, 0.5)])
+# Passes of two lengths: of 1 and 2 rounds, 2 and 3, 14 and 15; all but one of the rounds.
+UNEVEN = [(3, 2, 0.7, 1.0), (5, 2, 0.5, 0.5), (100, 7, 0.8, 0.3), (8, 7, 2.0, 0.5)]
+
+
+@pytest.mark.parametrize(("rounds", "taken", "noise", "at"), [*RANDOM, *UNEVEN, (100, 1, 0.3, 0.5)])
 def test_never_below_monte_carlo(rounds: int, taken: int, noise: float, at: float) -> None:
     sides = composed(BalancedSampling(rounds, taken), noise, 1 / 16).directions
     for side, least in zip(sides, lower(rounds, taken, noise, at), strict=True):
@@ -191,7 +198,14 @@ def test_never_below_monte_carlo(rounds: int, taken: int, noise: float, at: floa
 
 @pytest.mark.parametrize(
     ("rounds", "taken", "wrong"),
-    [(2, 1, (3, 1)), (5, 1, (6, 1)), (20, 1, (24, 1)), (6, 3, (6, 2)), (12, 6, (12, 4))],
+    [
+        (2, 1, (3, 1)),
+        (5, 1, (6, 1)),
+        (20, 1, (24, 1)),
+        (6, 3, (6, 2)),
+        (12, 6, (12, 4)),
+        (5, 2, (6, 2)),
+    ],
 )
 def test_prices_that_are_too_small_are_caught(
     rounds: int, taken: int, wrong: tuple[int, int]
@@ -213,6 +227,15 @@ def test_everybody_every_round_is_the_gaussian_mechanism(rounds: int, noise: flo
         found = epsilon(BalancedSampling(rounds, rounds), noise, at)
         assert exact * (1 - 1e-9) <= found <= exact * (1 + GRID)
         assert at <= delta(BalancedSampling(rounds, rounds), noise, exact) <= at * 1.03
+
+
+def test_passes_of_two_lengths_cost_between_those_of_one() -> None:
+    """And the price is of the passes, one by one: as of two runs of one length each."""
+    found = epsilon(BalancedSampling(100, 7), 0.8, 1e-6)
+    assert epsilon(BalancedSampling(105, 7), 0.8, 1e-6) < found
+    assert found < epsilon(BalancedSampling(98, 7), 0.8, 1e-6)
+    parts = [(RoundCost(BalancedSampling(*which), 0.8), which[0]) for which in ((70, 5), (30, 2))]
+    assert found == pytest.approx(accountants.epsilon_of_composition(parts, 1e-6), rel=GRID)
 
 
 @pytest.mark.parametrize("rounds", [1, 60, 1000])
@@ -278,7 +301,7 @@ def test_the_price_in_a_filter_is_no_less_than_the_exact_divergence(order: float
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ((5, 2.0), "participations = 2.0"),
+        ((5, 6), "participations = 6: give a number from 1 to rounds = 5"),
         ((0, 1), "participations = 1: give a number from 1 to rounds = 0"),
     ],
 )

@@ -78,6 +78,17 @@ def test_everybody_is_once_in_each_pass_in_a_round_of_their_own() -> None:
     assert fits(taken(plan.cohort))
 
 
+def test_passes_of_two_lengths_have_everybody_once() -> None:
+    law = BalancedSampling(11, 3)  # of 3, 4 and 4 rounds
+    table = taken(lambda round: law.draw(N, round, COINS), 11)
+    for first, size in {law.pass_of(round) for round in range(11)}:
+        of_pass = table[:, first : first + size]
+        assert (of_pass.sum(axis=1) == 1).all()
+        assert stats.chisquare(of_pass.sum(axis=0)).pvalue > 1e-5
+    assert law.pass_sizes == {3: 1, 4: 2}
+    assert table.sum() / 11 == pytest.approx(law.probability * N)
+
+
 def sequential(round: int) -> Table:
     """The same round of every pass for each user, by the place in the pool."""
     return np.flatnonzero(np.arange(N) % (ROUNDS // PASSES) == round % (ROUNDS // PASSES))
@@ -181,17 +192,25 @@ def test_what_the_price_does_not_pay_for_is_not_charged(round: int, release: str
         Ledger().charge(round, cost, release)
 
 
-@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize(
+    ("noise", "sampling", "words"),
+    [
+        ("seeded", {"participations": 3}, "each of 3 passes of 2 or 3 rounds"),
+        ("secure", {"participations": 2}, "each of 2 passes of 4 rounds"),
+    ],
+)
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
-    noise: str, speeches: Path, tmp_path: Path
+    noise: str, sampling: dict[str, int], words: str, speeches: Path, tmp_path: Path
 ) -> None:
     """Secure runs too: the noise is drawn from a secret that is kept, and is charged once."""
-    config = run_config(speeches, privacy={"noise": noise, "declared_num_users": 24})
+    privacy = {"noise": noise, "declared_num_users": 24}
+    strategy = {"sampling": {"kind": "balanced", **sampling}}
+    config = run_config(speeches, privacy=privacy, strategy=strategy)
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     whole = load_report(folder.path).privacy
     begins = "Simulated (ε" if noise == "seeded" else "Every user has (ε"
     assert whole.statement.startswith(begins)
-    assert "8 rounds of balanced sampling of users once in each of 2 passes of 4" in whole.statement
+    assert f"8 rounds of balanced sampling of users once in {words}" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon

@@ -11,7 +11,8 @@ import pytest
 import torch
 from scipy import optimize, special, stats
 
-from fedsim.clip_policy import ClipSchedule
+from fedsim.accounting.events import RoundCost
+from fedsim.clip_policy import AdaptiveClip, ClipSchedule
 from fedsim.estimators import FixedDenominator, WeightedSum
 from fedsim.noise.gaussian import CHUNK, Normals, chunks_of, release_
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
@@ -100,13 +101,16 @@ def key(round: int) -> NoiseKey:
     return noise_key(7, "noise", round)
 
 
-def noises(matrix: NoiseMatrix, rounds: int, size: int, stddev: float = 1.0) -> Array:
-    """Return (rounds, size): what is released of zeros."""
+def noises(
+    matrix: NoiseMatrix, rounds: int, size: int, stddev: float = 1.0, growth: float = 1.0
+) -> Array:
+    """Return (rounds, size): what is released of zeros; each round has `growth` times the noise."""
     memory, layout = NoiseMemory(), {"w": torch.zeros(size)}
     released = []
     for t in range(rounds):
-        earlier = memory.before(t, matrix, stddev, key, layout) if matrix.feedback else None
-        released.append(release_(layout, 1.0, stddev, key(t), earlier)[0]["w"].numpy())
+        earlier = memory.before(t, matrix, key, layout) if matrix.feedback else None
+        scaled = stddev * growth**t
+        released.append(release_(layout, 1.0, scaled, key(t), earlier)[0]["w"].numpy())
     return np.stack(released)
 
 
@@ -118,6 +122,13 @@ def test_noise_is_the_inverse_matrix_times_independent_noise(matrix: NoiseMatrix
     fresh = noises(INDEPENDENT, 9, 1000)
     expected = matrix.amplification * np.linalg.inv(dense(matrix.column(9))) @ fresh
     np.testing.assert_allclose(noises(matrix, 9, 1000), expected, atol=2e-4)  # the grid
+
+
+@pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+def test_noise_is_correlated_in_units_of_each_rounds_own(matrix: NoiseMatrix) -> None:
+    """As on a schedule of clips: what a round takes back is in units of the clip of today."""
+    moving, growth = noises(matrix, 9, 1000, growth=0.7), 0.7 ** np.arange(9)[:, None]
+    np.testing.assert_allclose(moving / growth, noises(matrix, 9, 1000), atol=2e-4)  # the grid
 
 
 def test_one_band_is_independent_noise_to_the_bit() -> None:
@@ -133,15 +144,15 @@ def test_noise_is_the_same_wherever_a_process_takes_it_up(matrix: NoiseMatrix) -
     whole = noises(matrix, 7, size)
     memory, layout = NoiseMemory(), {"w": torch.zeros(size)}
     for round in (5, 2, 3, 3, 6):
-        again = memory.before(round, matrix, 1.0, key, layout)
+        again = memory.before(round, matrix, key, layout)
         release, _ = release_(layout, 1.0, 1.0, key(round), again)
         assert (release["w"].numpy() == whole[round]).all()
     some = chunks_of({"w": torch.zeros(size, dtype=torch.float64)})[1]  # and then it is broken off
-    memory.before(4, matrix, 1.0, key, layout).next_(some, 65536.0, Normals(CHUNK), key(4))
-    release, _ = release_(layout, 1.0, 1.0, key(4), memory.before(4, matrix, 1.0, key, layout))
+    memory.before(4, matrix, key, layout).next_(some, Normals(CHUNK), key(4))
+    release, _ = release_(layout, 1.0, 1.0, key(4), memory.before(4, matrix, key, layout))
     assert (release["w"].numpy() == whole[4]).all()
-    memory.before(7, matrix, 1.0, lambda round: noise_key(8, "noise", round), layout)
-    release, _ = release_(layout, 1.0, 1.0, key(6), memory.before(6, matrix, 1.0, key, layout))
+    memory.before(7, matrix, lambda round: noise_key(8, "noise", round), layout)
+    release, _ = release_(layout, 1.0, 1.0, key(6), memory.before(6, matrix, key, layout))
     assert (release["w"].numpy() == whole[6]).all()
     with one_thread_an_operation():
         assert (noises(matrix, 3, size) == whole[:3]).all()
@@ -192,7 +203,10 @@ UNPROVED: dict[str, tuple[NoiseMatrix, dict[str, Any]]] = {
         MATRICES["blt"],
         {"sampling": CyclicSampling(9, 3, 0.75), "estimator": FixedDenominator(0.25, 20)},
     ),
-    "a clip that changes": (MATRICES["banded"], {"clip_policy": ClipSchedule("linear", 0.5, 9)}),
+    "a clip that follows counts": (
+        MATRICES["banded"],
+        {"clip_policy": AdaptiveClip(0.5, 0.2, 5.0, 100.0)},
+    ),
 }
 
 
@@ -203,6 +217,16 @@ def test_what_the_price_does_not_cover_is_refused(
     with pytest.raises(ValueError, match=f"privacy.mechanism = '{matrix.kind}': "):
         correlated_plan(matrix, **changes)
     correlated_plan(MATRICES[matrix.kind])
+
+
+def test_a_schedule_of_clips_and_the_price_of_whole_groups_are_taken() -> None:
+    halved = correlated_plan(MATRICES["banded"], clip_policy=ClipSchedule("linear", 0.5, 9))
+    assert halved.cost == correlated_plan(MATRICES["banded"]).cost
+    sampling = CyclicSampling(9, 3, 0.75, priced_rate=1.0)
+    coins = correlated_plan(
+        MATRICES["blt"], sampling=sampling, estimator=FixedDenominator(0.25, 20)
+    )
+    assert RoundCost.from_json(coins.cost.to_json()) == coins.cost
 
 
 @pytest.mark.parametrize(

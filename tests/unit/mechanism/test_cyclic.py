@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import numpy as np
+import numpy.typing as npt
 import pytest
 from dp_accounting.pld import PLDAccountant
-from scipy import stats
+from scipy import special, stats
 
 import fedsim
-from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.accountants import delta, epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.privacy_filter import RenyiFilter
 from fedsim.accounting.promise import verify
 from fedsim.estimators import FixedDenominator
-from fedsim.noise.matrix import banded_matrix
+from fedsim.noise.matrix import banded_matrix, buffered_matrix
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import load_report
 from fedsim.runner.folder import RunFolder
@@ -145,6 +148,40 @@ def test_a_users_examples_are_in_one_group_with_coins_of_their_own() -> None:
     assert stats.chisquare(np.bincount(sums, minlength=5), law * N / 4).pvalue > 1e-5
 
 
+@pytest.mark.parametrize("rate", [0.3, 0.95])
+def test_coins_with_overlapping_columns_cost_no_more_than_is_charged(rate: float) -> None:
+    """δ over all coins of a group, which is known here, by Monte Carlo, in both directions.
+
+    In C times the releases, a way to take part is the sum of its columns; the noise is independent.
+    """
+    matrix, noise = buffered_matrix(6, 2, 2), 2.0
+    cost = RoundCost(CyclicSampling(6, 2, rate, priced_rate=1.0), noise)
+    coins = np.array(list(itertools.product([0, 1], repeat=3)))
+    chances = np.where(coins, rate, 1.0 - rate).prod(axis=1)
+    moved = coins @ (matrix.dense(6)[:, ::2] / matrix.amplification).T
+    rng = np.random.default_rng(0)
+    without = noise * rng.standard_normal((100_000, 6))
+    present = without + moved[rng.choice(8, 100_000, p=chances)]
+
+    def delta_at(epsilon: float, seen: npt.NDArray[np.float64], sign: float) -> tuple[float, float]:
+        each = (seen @ moved.T - 0.5 * np.square(moved).sum(axis=1)) / noise**2
+        loss = sign * special.logsumexp(each, axis=1, b=chances)
+        values = np.maximum(-np.expm1(epsilon - loss), 0.0)
+        return float(values.mean()), 5.0 * float(values.std()) / math.sqrt(len(values))
+
+    for at in (0.2, 1.0):
+        charged = delta(cost, 6, at)
+        removing, adding = delta_at(at, present, 1.0), delta_at(at, without, -1.0)
+        assert all(found - error <= charged for found, error in (removing, adding))
+        assert charged == delta(RoundCost(PoissonSampling(1.0), noise), 3, at)
+        assert rate < 0.95 or removing[0] > 0.8 * charged  # power
+
+
+def test_a_price_of_fewer_coins_than_are_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"priced_rate = 0.4: give a number from rate to 1"):
+        CyclicSampling(6, 2, 0.5, 0.4)
+
+
 def test_a_turn_of_els_is_its_mixture() -> None:
     ours = epsilon(RoundCost(CyclicSampling(100, 8, 0.1), 2.0, 4), 100, 1e-5)
     assert ours == epsilon(RoundCost(PoissonSampling(0.1), 2.0, 4), 13, 1e-5)
@@ -192,21 +229,43 @@ def run_config(speeches: Path, **sections: dict[str, Any]) -> fedsim.Config:
     return light_config(speeches, strategy=strategy, privacy=privacy, **sections)
 
 
+FALLING = {
+    "l2_clip_norm": 1.0,
+    "schedule": {"kind": "linear", "final_l2_clip_norm": 0.1, "rounds": 8},
+}
+
+
 @pytest.mark.parametrize(
-    ("noise", "mechanism", "words"),
+    ("noise", "mechanism", "strategy", "words"),
     [
-        ("seeded", "banded", "a banded Toeplitz matrix of 3 bands"),
-        ("secure", "blt", "a Toeplitz matrix of 3 buffers (BLT)"),
+        ("seeded", "banded", {}, "a banded Toeplitz matrix of 3 bands"),
+        ("secure", "banded", {"clip": FALLING}, "a banded Toeplitz matrix of 3 bands"),
+        ("secure", "blt", {}, "a Toeplitz matrix of 3 buffers (BLT)"),
+        ("seeded", "blt", {"cohort_size": 4.0}, "a Toeplitz matrix of 3 buffers (BLT)"),
     ],
 )
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
-    noise: str, mechanism: str, words: str, speeches: Path, tmp_path: Path
+    noise: str,
+    mechanism: str,
+    strategy: dict[str, Any],
+    words: str,
+    speeches: Path,
+    tmp_path: Path,
 ) -> None:
     """In the middle of a band: noise of rounds before is drawn anew from the kept secret."""
-    config = run_config(speeches, privacy={"noise": noise, "mechanism": mechanism})
+    privacy = {"noise": noise, "mechanism": mechanism}
+    config = run_config(speeches, privacy=privacy, strategy=strategy)
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     whole = load_report(folder.path).privacy
-    assert "8 rounds of cyclic sampling of users, one whole group of 3 in turn" in whole.statement
+    coins = "cohort_size" in strategy
+    sampler = (
+        "cyclic Poisson sampling of users, one group of 3 in turn (accounted as whole groups)"
+        if coins
+        else "cyclic sampling of users, one whole group of 3 in turn"
+    )
+    assert f"8 rounds of {sampler}" in whole.statement
+    of_whole_groups = RoundCost(CyclicSampling(8, 3, 1.0), config.privacy.noise_multiplier or 0.0)
+    assert whole.epsilon == epsilon(of_whole_groups, 8, config.privacy.delta or 0.0)
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon

@@ -15,9 +15,9 @@ Two kinds, both Toeplitz (their columns are one column, shifted):
   overlap; a unit that takes part every b-th round moves the sum of those columns, and no price of
   coins is proved here: with coins it costs what it costs to take part in every turn.
 
-Updates and noise are in units of each round's sensitivity, which may follow a public schedule of
-clips: divided by it, a unit moves no round by more than 1, and what is released is the result times
-a public number, a post-processing.
+The clip may follow a public schedule. Estimates are divided by the sensitivity of their round, so
+that a unit moves each by at most 1; to these the matrix is applied, and the result is multiplied by
+the sensitivity again, a public number: post-processing.
 
 Matrices are optimised for the mean squared error of all prefix sums, which is the error of the
 parameters under SGD at a constant rate, the server's only one. They depend on public numbers alone.

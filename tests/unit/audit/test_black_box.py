@@ -22,6 +22,10 @@ from fedsim.strategy import build_plan
 from tests.conftest import small_config
 
 ELS = {"strategy": {"name": "els", "cohort_size": None, "batch_size": 30.0}}
+ELS_IN_TURN = {"strategy": ELS["strategy"] | {"sampling": {"kind": "cyclic", "groups": 2}}}
+BALANCED = {
+    "strategy": {"cohort_size": None, "sampling": {"kind": "balanced", "participations": 2}}
+}
 LORA = {"model": {"trainable": "all", "lora_rank": 2}}
 WHOLE = {"model": {"trainable": "all"}}
 LIMIT_OF_200 = stats.binom.ppf(1 - 1e-4, 200, 0.05)
@@ -100,8 +104,8 @@ def test_canaries_are_users_behind_the_others_who_stay_as_they_are(
 
 @pytest.mark.parametrize(
     ("sections", "least"),
-    [({}, 0.95), (ELS, 0.95), (LORA, 0.7), (WHOLE, 0.8)],
-    ids=["uls", "els", "LoRA", "all"],
+    [({}, 0.95), (ELS, 0.95), (LORA, 0.7), (WHOLE, 0.8), (BALANCED, 0.95), (ELS_IN_TURN, 0.9)],
+    ids=["uls", "els", "LoRA", "all", "balanced", "els, cyclic"],
 )
 def test_with_hardly_any_noise_losses_tell_the_coins(
     speeches: Path, sections: dict[str, Any], least: float

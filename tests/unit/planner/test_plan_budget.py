@@ -95,7 +95,7 @@ def test_passes_come_as_near_as_they_can(speeches: Path, materials: Materials) -
         speeches, strategy={"rounds": 12, "cohort_size": None, "sampling": sampling}
     )
     most = materials.split.user_sizes.clip(max=3).sum()
-    for share, passes in ((0.26, 3), (0.9, 12), (0.01, 1)):
+    for share, passes in ((0.26, 3), (0.9, 11), (0.01, 1)):
         met = at_budget(config, materials, share * most)
         assert met.strategy.sampling.model_dump()["participations"] == passes
         assert build_plan(met, materials).sampling.probability == passes / 12

@@ -140,10 +140,11 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 )
 def test_a_cost_is_taken_as_epsilon_takes_it(cost: RoundCost) -> None:
     """Its own noise multiplier is not looked at."""
-    asked = {"rounds": 100, "epsilon": 3.0, "delta": 1e-5}
+    asked: dict[str, Any] = {"rounds": 100, "epsilon": 3.0, "delta": 1e-5}
     noise = calibrate_noise_multiplier(cost, **asked)
-    fields = {"sampling": cost.sampling, "units_per_user": cost.units_per_user}
-    assert noise == calibrate_noise_multiplier(**fields, search=cost.search, **asked)
+    assert noise == calibrate_noise_multiplier(
+        sampling=cost.sampling, units_per_user=cost.units_per_user, search=cost.search, **asked
+    )
     assert 2.99 < epsilon(replace(cost, noise_multiplier=noise), 100, 1e-5) <= 3.0
 
 

@@ -81,7 +81,7 @@ def test_everybody_is_once_in_each_pass_in_a_round_of_their_own() -> None:
 def test_passes_of_two_lengths_have_everybody_once() -> None:
     law = BalancedSampling(11, 3)  # of 3, 4 and 4 rounds
     table = taken(lambda round: law.draw(N, round, COINS), 11)
-    for first, size in {law.pass_of(round) for round in range(11)}:
+    for first, size in ((0, 3), (3, 4), (7, 4)):
         of_pass = table[:, first : first + size]
         assert (of_pass.sum(axis=1) == 1).all()
         assert stats.chisquare(of_pass.sum(axis=0)).pvalue > 1e-5

@@ -230,6 +230,33 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
             raise ConfigError(f"{field}: it writes into its parameters while it computes")
 
 
+def check_finite(model: LanguageModel, field: str) -> None:
+    """Raise `ConfigError` where a weight of the start is NaN or infinite, frozen ones included."""
+    frozen = dict(module_of(model).named_parameters())
+    for name, value in {**frozen, **model.initial_parameters()}.items():
+        if num_wrong := int((~value.isfinite()).sum()):
+            raise ConfigError(
+                f"{field}: {num_wrong:,} of the {value.numel():,} numbers in {name} are NaN or "
+                "infinite; get a whole copy of the files, or another model"
+            )
+
+
+def check_reads(model: LanguageModel, texts: Sequence[Sequence[int]], field: str) -> None:
+    """Raise `ConfigError` where a tokenizer knows nothing of the texts that it was given.
+
+    Args:
+        model: of the tokenizer.
+        texts: ids of some texts; context tokens as -1 - id.
+        field: the config's key and value that named the model, for errors.
+    """
+    counted = [[int(id_) for id_ in text if id_ >= 0] for text in texts]
+    if any(counted) and not any(model.decode(ids).strip() for ids in counted):
+        raise ConfigError(
+            f"{field}: its tokenizer knows nothing of these texts: every token of {len(texts)} "
+            "of them is unknown, or empty when it is decoded; take a model of their language"
+        )
+
+
 def unused_parameters(model: LanguageModel, length: int) -> list[str]:
     """Return the trainable parameters that no logit of a made-up text of `length` depends on."""
     leaves = {

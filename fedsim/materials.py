@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from fedsim.accounting.earlier_training import earlier_training
@@ -22,6 +23,8 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import (
     LanguageModel,
     check_causal,
+    check_finite,
+    check_reads,
     module_of,
     network_digest,
 )
@@ -29,6 +32,8 @@ from fedsim.registry import names, resolve
 from fedsim.tensors import parameters_digest
 from fedsim.utils.files import stamp
 from fedsim.utils.json_text import digest, read_json
+
+_SAMPLED = 64  # examples that are decoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +109,7 @@ def load_materials(
     Raises:
         ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
             what is a store already, too few users to make canaries of, a model that `check_causal`
-            refuses.
+            refuses, weights that are not finite, texts that the tokenizer knows nothing of.
     """
     choices = seed if data_seed is None else data_seed
     read = [file for step in data.preparation for file in step.reads_files()]
@@ -125,9 +130,11 @@ def _load(
     of_model = map(_version, [model.name_or_path, model.adapter or ""])
     language_model = _start(model, seed, data.sequence_length, device, *of_model)
     check_not_prepared_twice(data)
-    store, canaries = with_canaries(
-        open_or_build(data, language_model), data.canaries, choices, language_model.vocabulary_size
-    )
+    whole = open_or_build(data, language_model)
+    some = np.linspace(0, whole.num_examples - 1, min(_SAMPLED, whole.num_examples)).astype(int)
+    field = f"model.name_or_path = {model.name_or_path!r}"
+    check_reads(language_model, [whole.example(number) for number in some], field)
+    store, canaries = with_canaries(whole, data.canaries, choices, language_model.vocabulary_size)
     split = split_store(
         store,
         choices,
@@ -152,7 +159,9 @@ def _start(
 ) -> LanguageModel:
     """Load a starting point and check it: once for the runs of a sweep, whatever text they read."""
     loaded = load_model(model, seed, sequence_length, device)
-    check_causal(loaded, f"model.name_or_path = {model.name_or_path!r}", sequence_length)
+    field = f"model.name_or_path = {model.name_or_path!r}"
+    check_finite(loaded, field)
+    check_causal(loaded, field, sequence_length)
     return loaded
 
 

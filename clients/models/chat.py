@@ -15,10 +15,11 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from fedsim.data.sources.conversations import RefusedError
 from fedsim.errors import ConfigError
 
 Ids = npt.NDArray[np.int64]
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 Span = tuple[int, int]
 
 _TODAY = re.compile(r"""strftime_now\s*\(\s*((['"])[^'"]*\2)\s*\)""")
@@ -61,8 +62,9 @@ class ChatEncoder:
         """Return the ids of each conversation, and -1 - id for tokens that do not count.
 
         Raises:
-            ConfigError: the template refuses a conversation, or renders earlier turns otherwise
-                than they were; messages without a template.
+            RefusedError: the template refuses a conversation, or renders earlier turns otherwise
+                than they were.
+            ConfigError: messages without a template.
         """
         return [self._encoded(**json.loads(text)) for text in texts]
 
@@ -126,10 +128,11 @@ class ChatEncoder:
             spans.append((len(before), len(until)))
         return marked, spans
 
-    def _rewritten(self, whose: str, remedy: str) -> ConfigError:
-        return ConfigError(
-            f"{self.field}: the chat template renders earlier turns otherwise once others follow, "
-            f"so {whose} cannot be told apart; {remedy}, and give it as data.chat_template"
+    def _rewritten(self, whose: str, remedy: str) -> RefusedError:
+        return RefusedError(
+            self.field,
+            "the chat template renders earlier turns otherwise once others follow, "
+            f"so {whose} cannot be told apart; {remedy}, and give it as data.chat_template",
         )
 
     def _rendered(self, messages: Messages, *, answering: bool = False) -> str:
@@ -150,6 +153,8 @@ class ChatEncoder:
                 "strftime_now('FORMAT'), so the same text would be other tokens tomorrow; write a "
                 "date in it, and give it as data.chat_template"
             ) from None
+        if "tool_calls" not in self.template and any("tool_calls" in m for m in messages):
+            raise RefusedError(self.field, "the chat template knows no tool calls")
         try:
             rendered: Any = render_jinja_template(
                 conversations=[messages],
@@ -159,9 +164,8 @@ class ChatEncoder:
                 **self.special,
             )
         except Exception as error:  # a template is a program: dividing by zero is one of its ways
-            raise ConfigError(
-                f"{self.field}: the chat template refuses a conversation: {self._own_words(error)}"
-            ) from None
+            reason = f"the chat template refuses a conversation: {self._own_words(error)}"
+            raise RefusedError(self.field, reason) from None
         texts, spans = rendered
         return texts[0], [(int(first), int(last)) for first, last in next(iter(spans), ())]
 

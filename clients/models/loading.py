@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
@@ -21,8 +23,10 @@ from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError, nearest
-from fedsim.utils.files import shown_name
-from fedsim.utils.terminal import quietly
+from fedsim.utils.files import check_no_pointers, shown_name
+from fedsim.utils.terminal import logging_warnings
+
+_MASK = re.compile(r"(attn|attention)\.(masked_bias|bias|causal_mask)$")
 
 
 def load(
@@ -66,9 +70,10 @@ def load(
 
 
 def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Open a folder, a GGUF file or a hub id, with nothing on standard error.
+    """Open a folder, a GGUF file or a hub id; warnings of libraries become lines of the log.
 
-    Attention is the "eager" kind, until a `TransformersModel` is made of it.
+    Attention is the "eager" kind, whatever the files ask for, until a `TransformersModel` is made
+    of it.
 
     Raises:
         ConfigError: it cannot be opened; the message says why.
@@ -78,21 +83,25 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
     source = str(path) if path.exists() else name
     options: dict[str, Any] = {"trust_remote_code": False}
-    loading: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    loading: dict[str, Any] = {"dtype": torch.float32}
     if path.suffix == ".gguf" and path.is_file():
         source, options = str(path.parent), {**options, "gguf_file": path.name}
         loading["quantization_config"] = GgufConfig(dequantize=True)
     else:
         loading |= {"use_safetensors": True, "ignore_mismatched_sizes": True}
     try:
-        with quietly():
+        with logging_warnings():
             if path.is_dir():
                 check_folder(path)
+            elif path.exists():
+                check_no_pointers([path])
+            config = AutoConfig.from_pretrained(source, **options)
+            config._attn_implementation = "eager"
             opened: Any = AutoModelForCausalLM.from_pretrained(
-                source, output_loading_info=True, **loading, **options
+                source, config=config, output_loading_info=True, **loading, **options
             )
             module, loaded = opened
-            _check_all_there(loaded)
+            _check_all_used(module, loaded)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             _forget_quantisation(module)
     except Exception as error:  # transformers and what it builds on have errors of many kinds
@@ -100,15 +109,37 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return module, tokenizer
 
 
-def _check_all_there(loaded: dict[str, Any]) -> None:
-    """Raise `ValueError` where a weight was not in the files: transformers makes random ones."""
+def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:
+    """Raise `ValueError` where a weight was not in the files, or has no place in the network.
+
+    transformers makes random ones of the first, and drops the others. It does not list what it
+    expects to be left over. Old files also hold buffers: masks that are computed now.
+    """
+    buffers = tuple(name for name, _ in module.named_buffers())
+    unused = [
+        name
+        for name in map(str, loaded["unexpected_keys"])
+        if not (_MASK.search(name) or any(buffer.endswith(name) for buffer in buffers))
+    ]
+    found = []
     if missing := sorted(map(str, loaded["missing_keys"])):
-        shown = ", ".join(missing[:3]) + ", …" * (len(missing) > 3)
-        raise ValueError(f"its files lack {len(missing)} of the network's weights: {shown}")
+        found.append(f"its files lack {len(missing)} of the network's weights: {_some(missing)}")
+    if unused:
+        found.append(
+            f"its files hold {len(unused)} weights that config.json has no place for: "
+            f"{_some(sorted(unused))}; mend config.json, or, to do without them, open it by "
+            "transformers.AutoModelForCausalLM and save it again"
+        )
+    if found:
+        raise ValueError("; ".join(found))
     for name, there, wanted in sorted(map(tuple, loaded["mismatched_keys"])):
         raise ValueError(
             f"config.json wants {name} of shape {tuple(wanted)}, and its files have {tuple(there)}"
         )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:

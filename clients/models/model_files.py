@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedsim.utils.files import check_no_pointers
 from fedsim.utils.json_text import read_json
 
 _WEIGHTS = "*.safetensors"
@@ -17,10 +18,11 @@ def check_folder(folder: Path) -> None:
     """Check a model folder before anything in it is opened.
 
     Raises:
-        ValueError: its weights are pickled, are adapters only or are named elsewhere, or there is
-            no tokenizer.
+        ValueError: its weights are pickled, are adapters only or are named elsewhere, there is no
+            tokenizer, or a file is a pointer of git-LFS.
         OSError: a file cannot be read.
     """
+    check_no_pointers(sorted(folder.iterdir()))
     if (folder / "adapter_config.json").exists():
         raise ValueError(
             "it holds adapters, which are no whole model; merge them into theirs first"

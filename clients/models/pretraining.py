@@ -26,7 +26,14 @@ from transformers import (
 from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.tokenizers import public_text
 from fedsim.errors import ConfigError
-from fedsim.utils.files import cache_dir, folder_beside, naming, rename_synced, sync_all
+from fedsim.utils.files import (
+    cache_dir,
+    folder_beside,
+    naming,
+    rename_synced,
+    sync_all,
+    writable_cache_dir,
+)
 from fedsim.utils.terminal import quietly
 
 logger = logging.getLogger(__name__)
@@ -78,11 +85,12 @@ def pretrained(
         schedule: steps, learning rate and batches.
 
     Raises:
-        ConfigError: the cached folder is damaged.
+        ConfigError: the cached folder is damaged, or cannot be written.
     """
     key = _key(config, tokenizer, schedule)
     folder = cache_dir() / "models" / f"{name}-{key}"
     if not folder.exists():
+        writable_cache_dir()  # found before the training, which takes minutes
         module = random_start(config, schedule.seed)
         if schedule.steps:
             _train(module, _packed(tokenizer), schedule, name)

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from fedsim.config import ModelConfig
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, about
+from fedsim.utils.files import check_no_pointers
 from fedsim.utils.terminal import quietly
 
 
@@ -169,6 +170,8 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
     missing = [name for name in _ADAPTER_FILES if not (path / name).is_file()]
     if missing:
         raise ConfigError(f"{field}: there is no {missing[0]}; give a folder that peft saved")
+    with about(f"{field}: "):
+        check_no_pointers(path / name for name in _ADAPTER_FILES)
     try:
         with quietly():
             settings = PeftConfig.from_pretrained(str(path))

@@ -32,8 +32,10 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError, about
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
-from fedsim.utils.files import file_digest, shown_name
+from fedsim.utils.files import check_no_pointers, file_digest, shown_name
 from fedsim.utils.terminal import quietly
+
+_WORDS = 64  # of the vocabulary, that are tried
 
 
 class TransformersModel:
@@ -81,6 +83,7 @@ class TransformersModel:
         _check_fit(module, tokenizer, self.name, sequence_length)
         self.sequence_length = sequence_length
         self.encoder = encoder_of(tokenizer, *_begin_and_end(tokenizer, self.name))
+        self._check_reads()
         self.unknown_token_id = _unknown_word(tokenizer)
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._pad_token_id = _make_padding_ordinary(module)
@@ -106,6 +109,17 @@ class TransformersModel:
         self.blocks = [
             part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
         ]
+
+    def _check_reads(self) -> None:
+        """Raise `ConfigError` if words of the vocabulary become no tokens, and no words again."""
+        ids = sorted(_usable_ids(self.tokenizer))
+        words = [self.decode([id_]) for id_ in ids[:: 1 + len(ids) // _WORDS]]
+        if not any(self.decode(ids).strip() for ids in self.encode(list(filter(None, words)))):
+            raise ConfigError(
+                f"model.name_or_path = {self.name!r}: its tokenizer makes no tokens of any text; "
+                "the files of its vocabulary are missing (tokenizer.json, tokenizer.model, or "
+                "vocab.json with merges.txt): put them into the folder"
+            )
 
     def _check_dropout(self) -> None:
         """Raise `ConfigError` where a layer that drops sees tokens without their texts."""
@@ -150,7 +164,8 @@ class TransformersModel:
             template = template.get("default")
         if chat_template not in (None, "tokenizer"):
             with about(f"data.chat_template = {chat_template!r}: ", (OSError, ValueError)):
-                template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+                check_no_pointers([file := Path(chat_template).expanduser()])
+                template = file.read_text(encoding="utf-8")
         begin, end = _begin_and_end(self.tokenizer, self.name)
         wraps = chat_template is not None
         special = {

@@ -116,6 +116,9 @@ class DataConfig(Section):
     """With `prompt_column`: the answer."""
     chat_template: str | None = None
     """A Jinja file, in place of the tokenizer's chat template; for prompts also "tokenizer"."""
+    drop_refused: bool = False
+    """Drop and count the rows that the chat template refuses or that are no conversations; false
+    ends the run at the first."""
     owners_column: str | None = None
     """A column that lists who owns the text besides its user; the ε of "els" is then for an
     owner."""
@@ -184,11 +187,12 @@ class DataConfig(Section):
                 f'sequence_length = {self.sequence_length}: cutting = "join" needs at least 3, '
                 "so that every example has a token to predict"
             )
-        if self.text_kind == "text" and self.chat_template is not None:
-            raise ValueError(
-                f"chat_template = {self.chat_template!r}: only messages go through a template; "
-                "give messages_column, or prompt_column and completion_column"
-            )
+        for key in ("chat_template", "drop_refused"):
+            if self.text_kind == "text" and (value := getattr(self, key)):
+                raise ValueError(
+                    f"{key} = {value!r}: only messages go through a template; give "
+                    "messages_column, or prompt_column and completion_column"
+                )
         changing = [step.step for step in self.preparation if step.changes_text]
         if self.text_kind != "text" and changing:
             raise ValueError(

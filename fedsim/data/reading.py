@@ -24,7 +24,7 @@ from fedsim.utils.json_text import digest
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 5  # another number where the same source gives other users or texts than before
+_READING = 6  # another number where the same source gives other users or texts than before
 
 _USER_COLUMN = DataConfig.model_fields["user_column"].default
 
@@ -46,6 +46,7 @@ def records(config: DataConfig) -> Iterable[Any]:
         config.completion_column,
         config.owners_column,
         config.owners_separator,
+        config.drop_refused,
     )
     read, chat = rows(spec, needed_columns(config.preparation)), config.text_kind != "text"
     if config.preparation or config.co_owned:
@@ -93,6 +94,7 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     encode = encoder(config, model)
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
+        paths.writable_cache_dir()
         with suppress(FileExistsError):  # another process was faster, with the same content
             return build(config, model, encode, destination)
     return TokenStore.open(destination)
@@ -123,6 +125,7 @@ def build(
             cutting=config.cutting,
             loss_on=config.counted,
             co_owned=config.co_owned,
+            drops_refused=config.drop_refused,
             destination=destination,
             source=config.source,
             user_column=config.user_column,
@@ -147,6 +150,7 @@ _CONTENT = (
     "counted",
     "owners_column",
     "owners_separator",
+    "drop_refused",
     *_TEXTS,
 )
 

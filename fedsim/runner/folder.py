@@ -24,7 +24,7 @@ from fedsim.runner.identity import (
 )
 from fedsim.runner.log import LOG
 from fedsim.state import ServerState
-from fedsim.utils.files import drop_temporaries, naming, write_atomically
+from fedsim.utils.files import drop_temporaries, naming, writable_cache_dir, write_atomically
 from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import LOCK
 
@@ -125,9 +125,12 @@ class RunFolder:
         operating system: the one that was kept when the run began, or a new one before that.
 
         Raises:
-            ConfigError: the secret is not kept on this machine; the message says where it would be.
+            ConfigError: the secret is not kept on this machine, and the message says where it would
+                be; or it could not be kept.
         """
         identity = read_identity(self.identity)
+        if config.privacy.noise == "secure":
+            writable_cache_dir()
         return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
 
     def diverged(self) -> str | None:

@@ -164,8 +164,8 @@ def _kept(kind: str, save: Callable[[Path], object], name: str) -> str:
     The digest is keyed: run folders hold the path, and a reader with a guess of the text could
     compare a plain digest.
     """
-    root = files.cache_dir() / "given"
-    root.mkdir(parents=True, exist_ok=True)
+    root = files.writable_cache_dir() / "given"
+    root.mkdir(exist_ok=True)
     if not (root / ".key").exists():
         files.write_atomically(root / ".key", secrets.token_bytes(32), private=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=root))

@@ -8,12 +8,20 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedsim.errors import ConfigError, about
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OF_THE_DISK = _NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+_OWN_CACHE = (
+    "set the environment variable FEDSIM_CACHE to a folder that can be written, for example "
+    "FEDSIM_CACHE=$PWD/cache"
+)
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
 
 
@@ -90,11 +98,42 @@ def _number(error: BaseException) -> int | None:
 
 
 def cache_dir() -> Path:
-    """Return `$FEDSIM_CACHE`, or `$XDG_CACHE_HOME/fedsim`, or `~/.cache/fedsim`."""
+    """Return `$FEDSIM_CACHE`, or `$XDG_CACHE_HOME/fedsim`, or `~/.cache/fedsim`.
+
+    Raises:
+        ConfigError: there is no home folder either.
+    """
     if explicit := os.environ.get("FEDSIM_CACHE"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedsim"
+    with about(f"there is no cache folder: {_OWN_CACHE}: ", (RuntimeError,)):
+        return (Path(base) if base else Path.home() / ".cache") / "fedsim"
+
+
+def writable_cache_dir() -> Path:
+    """Return `cache_dir()`, made and tried.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be written ({error.strerror}): {_OWN_CACHE}"
+        ) from None
+    return folder
+
+
+def check_no_pointers(files: Iterable[Path]) -> None:
+    """Raise `ValueError` where a clone without git-lfs left a pointer in place of a file."""
+    for path in files:
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    raise ValueError(f"{path.name} is a git-LFS pointer: run git lfs pull")
 
 
 def write_atomically(path: Path, content: bytes | str, *, private: bool = False) -> None:

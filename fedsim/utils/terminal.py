@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for
     from rich.table import Table
 
 _WIDTH_OF_A_FILE = 200  # columns
+_LONGEST = 500  # characters of a library's warning
 _QUIET = 30.0  # seconds between two lines in a log
 
 log = logging.getLogger("fedsim")
@@ -117,22 +118,50 @@ def every_half_minute(message: str) -> Callable[[str], None]:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def quietly(heard: list[str] | None = None) -> Iterator[None]:
     """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
 
-    Who opens a network so must look whether all of its weights were there.
+    Args:
+        heard: receives the warnings.
     """
-    from transformers.utils import logging  # noqa: PLC0415  (slow)
+    from transformers.utils import logging as theirs  # noqa: PLC0415  (slow)
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    verbosity, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    logger = logging.getLogger("transformers")
+    handlers, propagate = logger.handlers, logger.propagate
+    lines = [] if heard is None else heard
+    logger.handlers, logger.propagate = [_Heard(lines)], False
+    theirs.set_verbosity(logging.ERROR if heard is None else logging.WARNING)
+    theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         # Not every bar in there obeys the switch above.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(record=True) as caught, redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore" if heard is None else "always")
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        logger.handlers, logger.propagate = handlers, propagate
+        theirs.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            theirs.enable_progress_bar()  # type: ignore[no-untyped-call]
+    lines += [str(warning.message) for warning in caught]
+
+
+@contextmanager
+def logging_warnings() -> Iterator[None]:
+    """Do as `quietly`; log each warning in one line once the block has ended without an error."""
+    heard: list[str] = []
+    with quietly(heard):
+        yield
+    for line in dict.fromkeys(" ".join(words.split()) for words in heard):
+        log.warning("%s", line[:_LONGEST])
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from fedsim.grids import memory_needed
 from tests.helpers.commands import fedsim, write_config
+from tests.helpers.light import light_config
 
 
 @pytest.fixture
@@ -71,6 +74,53 @@ def test_a_taken_folder_is_not_overwritten(config: Path, out: Path) -> None:
 def test_an_out_that_cannot_be_made(config: Path, out: Path) -> None:
     out.write_text("not a folder", encoding="utf-8")
     assert "cannot be written" in fedsim("run", config, "--out", out / "run").complaint
+
+
+@pytest.mark.parametrize("noise", ["secure", "seeded"])
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
+def test_a_cache_that_cannot_be_written_is_found_first(
+    config: Path, out: Path, monkeypatch: pytest.MonkeyPatch, variable: str, noise: str
+) -> None:
+    """Before a model is trained that could not be kept."""
+    for name in ("FEDSIM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "/dev/null")
+    settings = ("--set", "model.pretraining_steps=1", "--set", f"privacy.noise={noise}")
+    done = fedsim("run", config, "--out", out, *settings)
+    assert "fedsim cannot be written (Not a directory): set the environment" in done.complaint
+    assert "FEDSIM_CACHE" in done.complaint
+    assert "pre-training" not in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_path_that_is_too_long_for_rays_sockets(
+    config: Path, out: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, f"/{'x' * 85}")
+    done = fedsim("run", config, "--out", out, "--set", "executor.grid=ray")
+    assert done.complaint.startswith(f"Error: {variable} = '/x")
+    assert "set the environment variable RAY_TMPDIR to a shorter folder" in done.complaint
+
+
+def test_a_broken_start_is_not_charged(
+    speeches: Path, out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither in the run's ledger nor in the one that runs share."""
+    shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 9.0, "delta": 1e-3}
+    config = light_config(speeches, privacy={"shared": shared, "noise": "secure"})
+    model = shutil.copytree(config.model.name_or_path, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "c.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    done = fedsim("run", path, "--out", out, "--set", f"model.name_or_path={model}")
+    assert "are NaN or infinite" in done.complaint
+    assert not out.exists()
+    assert not Path(shared["ledger"]).exists()
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["wombat"], ["account", "uls", "--rounds", "x"]])

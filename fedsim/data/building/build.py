@@ -16,9 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting, Encode, Record
+from fedsim.data.building.tokenise import (
+    NO_TOKENS,
+    UNCOUNTED,
+    BatchTokeniser,
+    Cutting,
+    Encode,
+    Record,
+)
 from fedsim.data.building.workers import tokenise_batches
 from fedsim.data.building.write import write_examples, write_owners
+from fedsim.data.sources.conversations import RefusedError
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store.manifest import (
     CO_OWNED_VERSION,
@@ -49,6 +57,7 @@ def build_store(
     loss_on: LossOn = "all",
     co_owned: bool = False,
     whole: bool = False,
+    drops_refused: bool = False,
     destination: Path,
     source: str,
     user_column: str | None = None,
@@ -73,6 +82,7 @@ def build_store(
             which none counts is dropped, counted; not with "join", where its loss is 0.
         co_owned: whether records name owners beside their user; not with "join".
         whole: texts are the examples of a store of this `cutting`: none is cut, joined or dropped.
+        drops_refused: conversations that the chat template refuses are dropped, and counted.
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
         user_column: of the source, for the manifest; None where it has none.
@@ -82,11 +92,13 @@ def build_store(
         progress: called after each batch with a line on how far the build is.
 
     Raises:
-        ConfigError: not one usable record.
+        ConfigError: not one usable record; a conversation that the chat template refuses.
         FileExistsError: `destination` exists; also when another process made it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
-    tokeniser = BatchTokeniser(encode, vocabulary_size, sequence_length, cutting, loss_on, whole)
+    tokeniser = BatchTokeniser(
+        encode, vocabulary_size, sequence_length, cutting, loss_on, whole, drops_refused
+    )
     report = progress or (lambda line: None)
     with _hidden_folder(destination) as (scratch, folder):
         buckets = Buckets(scratch, tokeniser)
@@ -176,13 +188,21 @@ def _read_all(
     report: ReportLine,
 ) -> None:
     started = time.monotonic()
-    for batch in tokenise_batches(_batches(records), tokeniser, num_workers):
-        buckets.add(batch)
-        rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
-        report(
-            f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
-            f"{rate:,.0f} texts/s"
-        )
+    try:
+        for batch in tokenise_batches(_batches(records), tokeniser, num_workers):
+            buckets.add(batch)
+            rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
+            report(
+                f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
+                f"{rate:,.0f} texts/s"
+            )
+    except RefusedError as error:
+        field, reason = error.args
+        after = " of what the preparation left" if hasattr(records, "dropped") else ""
+        raise ConfigError(
+            f"{field}: row {buckets.num_records + error.place + 1}{after}: {reason}; mend the row, "
+            "give another data.chat_template, or drop such rows by data.drop_refused = true"
+        ) from None
     buckets.flush()
     buckets.dropped.update(getattr(records, "dropped", {}))
 
@@ -190,6 +210,8 @@ def _read_all(
 def _no_record(source: str, dropped: Mapping[str, int]) -> ConfigError:
     reasons = ", ".join(f"{count} {why}" for why, count in dropped.items() if count)
     hint = "; data.loss_on says which messages count, by their role" if UNCOUNTED in dropped else ""
+    if NO_TOKENS in dropped:
+        hint += "; the tokenizer knows none of their characters: take a model of their language"
     return ConfigError(
         f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
     )

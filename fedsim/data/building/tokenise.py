@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.data.sources.conversations import RefusedError
 from fedsim.data.sources.records import EMPTY_TEXT, NULL_OWNERS, NULL_TEXT, NULL_USER
 from fedsim.data.store import Indices, ranks, runs
 from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
@@ -22,7 +23,12 @@ Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.integer[Any]]
 
+_Usable = tuple[int, str, str, Owners]
+"""Place in the batch, user, text, owners."""
+
 SHORT_TEXT = "fewer than 2 tokens"
+NO_TOKENS = "texts that became no tokens"
+REFUSED = "conversations that the chat template refuses"
 LONG_TEXT = "longer than 10,000,000 characters"
 CUT_TOKENS = "tokens beyond sequence_length"
 UNCOUNTED = "examples without a token that counts"
@@ -70,6 +76,8 @@ class BatchTokeniser:
         cutting: "split", "truncate", or "join", which leaves texts whole: they are cut after they
             are joined with the user's other texts.
         whole: texts are examples already: each stays one, also where no token of it counts.
+        drops_refused: whether a conversation that the chat template refuses is dropped, and
+            counted; else it is an error.
     """
 
     encode: Encode
@@ -78,6 +86,7 @@ class BatchTokeniser:
     cutting: Cutting
     loss_on: LossOn = "all"
     whole: bool = False
+    drops_refused: bool = False
 
     @property
     def joins(self) -> bool:
@@ -94,14 +103,22 @@ class BatchTokeniser:
 
         Raises:
             ValueError: `encode` gave an id outside the vocabulary.
+            RefusedError: the chat template refuses a conversation; it says which of the batch.
         """
         dropped: Counter[str] = Counter()
         usable = list(_usable(batch, dropped))
         users: list[str] = []
         owners: list[Owners] = []
         texts: list[npt.NDArray[np.int64]] = []
-        encoded = self.encode([text for _, text, _ in usable]) if usable else []
-        for (user, _, others), given in zip(usable, encoded, strict=True):
+        encoded = self._encoded(usable) if usable else []
+        nothing = [getattr(self.encode, name, None) for name in ("begin", "end")]
+        for (_, user, _, others), given in zip(usable, encoded, strict=True):
+            if given is None:
+                dropped[REFUSED] += 1
+                continue
+            if len(given) == 2 and list(given) == nothing and not self.whole:
+                dropped[NO_TOKENS] += 1
+                continue
             if len(given) < 2 and not self.whole:  # nothing in it to predict
                 dropped[SHORT_TEXT] += 1
                 continue
@@ -126,6 +143,24 @@ class BatchTokeniser:
             pieces, shared = pieces[left], shared[left]
         narrow = ids.astype(disk_dtype(self.dtype))
         return TokenisedBatch(len(batch), users, owners, pieces, lengths, narrow, shared, dropped)
+
+    def _encoded(self, usable: Sequence[_Usable]) -> Sequence[Any]:
+        """Return the ids of each text, None of what the chat template refuses."""
+        texts = [text for _, _, text, _ in usable]
+        try:
+            return self.encode(texts)
+        except RefusedError:
+            pass  # of which text, is found one by one
+        found: list[Any] = []
+        for text, (place, *_) in zip(texts, usable, strict=True):
+            try:
+                found += self.encode([text])
+            except RefusedError as error:
+                if not self.drops_refused:
+                    error.place = place
+                    raise
+                found.append(None)
+        return found
 
     def _cut(
         self, sizes: Indices, starts: Indices, dropped: Counter[str]
@@ -177,10 +212,8 @@ def _counting(
     return ids[np.repeat(wanted, lengths)], left, lengths[wanted]
 
 
-def _usable(
-    batch: Sequence[Record], dropped: Counter[str]
-) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for user, text, *more in batch:
+def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[_Usable]:
+    for place, (user, text, *more) in enumerate(batch):
         owners = more[0] if more else ()
         if user is None:
             dropped[NULL_USER] += 1
@@ -193,4 +226,4 @@ def _usable(
         elif owners is None:
             dropped[NULL_OWNERS] += 1
         else:
-            yield user, text, owners
+            yield place, user, text, owners

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.data.building.tokenise import BatchTokeniser, Record, TokenisedBatch
+from fedsim.data.sources.conversations import RefusedError
 from fedsim.errors import ConfigError
 
 _MOST = 8  # about as many as one process that reads the source can keep busy
@@ -134,6 +135,8 @@ def main() -> None:
             batch = pickle.load(requests)  # noqa: S301
             try:
                 answer: object = tokeniser(batch)
+            except RefusedError as error:
+                answer = error
             except ConfigError as error:
                 answer = ConfigError(str(error))
             except Exception as error:  # of any kind, which may not be one that can be sent

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
-from fedsim.errors import kind_of
+from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.json_text import parse_json
 
 # Of other forms of conversations. A message may have any key, so no other is shown in an error.
@@ -17,12 +18,26 @@ class RowError(ValueError):
     """A row is no conversation: the config's key and value, what the row holds, what is wanted."""
 
 
+class RefusedError(ConfigError):
+    """A conversation that the chat template refuses: the config's key and value, and why.
+
+    Attributes:
+        place: which of the records that were tokenised together, from 0.
+    """
+
+    place: int = 0
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
 def messages_text(value: object, field: str) -> str | None:
     """Return `{"messages": …}` of a list of messages; None for a null, "" where nothing is said.
 
     Args:
         value: a list of mappings with a `role` and a `content`, both strings, or that as JSON.
-            Other keys are left out.
+            Where there are `tool_calls`, the content may be null. Of other keys, those that tell
+            which call a tool answers stay.
         field: the config's key and value, for errors.
 
     Raises:
@@ -66,15 +81,17 @@ def contents(conversation: str) -> str:
     """Return what is said in a conversation, message after message, a line end between them."""
     said: list[str] = []
     for part in json.loads(conversation).values():
-        said += [part] if isinstance(part, str) else [message["content"] for message in part]
+        said += [part] if isinstance(part, str) else [m["content"] or "" for m in part]
     return "\n".join(said)
 
 
-def _say_something(messages: list[dict[str, str]]) -> bool:
-    return any(message["content"].strip() for message in messages)
+def _say_something(messages: list[dict[str, Any]]) -> bool:
+    return any(
+        (message["content"] or "").strip() or "tool_calls" in message for message in messages
+    )
 
 
-def _messages(value: object, field: str) -> list[dict[str, str]] | None:
+def _messages(value: object, field: str) -> list[dict[str, Any]] | None:
     if isinstance(value, str):  # a cell of a CSV
         try:
             value = parse_json(value)
@@ -87,16 +104,37 @@ def _messages(value: object, field: str) -> list[dict[str, str]] | None:
     return [_message(message, number, field) for number, message in enumerate(value, start=1)]
 
 
-def _message(message: Any, number: int, field: str) -> dict[str, str]:  # noqa: ANN401
+def _message(message: Any, number: int, field: str) -> dict[str, Any]:  # noqa: ANN401
     if not isinstance(message, dict):
         raise RowError(field, f"message {number} is {kind_of(message)}", _WANTED)
+    calls = message.get("tool_calls")
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
+            if key == "content" and calls and message.get(key) is None:
+                continue
             known = " and ".join(other for other in _OTHER_KEYS if other in message)
             has = f"; it has the keys {known}" if known else ""
             what = f"message {number} has no {key} that is a string{has}"
             raise RowError(field, what, _WANTED)
-    return {"role": message["role"], "content": whole_text(message["content"])}
+    content = message.get("content")
+    kept = {"role": message["role"], "content": content and whole_text(content)}
+    if calls:
+        kept["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
+    elif message["role"] == "tool":
+        kept |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    return kept
+
+
+def _call(call: Any) -> Any:  # noqa: ANN401  (what it has to be, the template says)
+    """Return a call with its arguments as an object, which templates expect, and not as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(ValueError):
+            return {
+                **call,
+                "function": {**function, "arguments": parse_json(function["arguments"])},
+            }
+    return call
 
 
 def whole_text(text: str) -> str:

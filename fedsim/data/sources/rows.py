@@ -20,6 +20,7 @@ from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError, kind_of
+from fedsim.utils.files import check_no_pointers
 from fedsim.utils.json_text import parse_json
 
 Batch = Mapping[str, list[Any]]
@@ -45,6 +46,7 @@ class SourceSpec(NamedTuple):
         completion_column: the completion of a prompt.
         owners_column: who owns the text beside its user.
         owners_separator: what stands between their names where they are one string.
+        drop_refused: whether a row that is no conversation has a null for a text.
     """
 
     source: str
@@ -54,6 +56,7 @@ class SourceSpec(NamedTuple):
     completion_column: str | None = None
     owners_column: str | None = None
     owners_separator: str | None = None
+    drop_refused: bool = False
 
     @property
     def columns(self) -> dict[str, str]:
@@ -132,6 +135,7 @@ def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
     local = local_files(source)
     kind, files = local or ("hub", [])
     try:
+        check_no_pointers(files)
         if kind == "csv":
             yield from _csv_batches(needed, files)
         elif kind == "json":
@@ -349,6 +353,9 @@ def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
         try:
             found.append(read(*cell, *fields))
         except RowError as error:
+            if spec.drop_refused:
+                found.append(None)
+                continue
             field, what, wanted = error.args
             raise ConfigError(f"{field}: row {row}: {what}; wanted: {wanted}") from None
     return found

@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.config import ModelConfig
-from fedsim.data.building.tokenise import UNCOUNTED, BatchTokeniser, Cutting
+from fedsim.data.building.tokenise import REFUSED, UNCOUNTED, BatchTokeniser, Cutting
 from fedsim.data.config import DataConfig
 from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
+from fedsim.data.sources.records import NULL_TEXT
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
+from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
 from tests.conftest import write_rows
 from tests.unit.data.data_samples import build
@@ -208,6 +210,80 @@ def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None
     # A report would not say that others who speak in a conversation are promised nothing.
     with pytest.raises(ConfigError, match=r"messages_column = None: .* made with 'm'; set it so"):
         opened(messages_column=None)
+
+
+ALTERNATE = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+CALLING = (
+    "{% for m in messages %}{{ m.role }}:{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}({{ call.function.arguments.city }}){% endfor %}"
+    "{{ m.content or '' }};{% endfor %}"
+)
+CALL = {"name": "weather", "arguments": '{"city": "Rome"}'}
+ASKED = [
+    TALK[0],
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": CALL}]},
+    {"role": "tool", "tool_call_id": "1", "content": "22 C"},
+    {"role": "assistant", "content": "Warm."},
+]
+
+
+def store_of(
+    folder: Path, rows: Sequence[object], template: str, **changes: object
+) -> tuple[TokenStore, LanguageModel]:
+    """A store of these conversations, a user each."""
+    cells = [{"u": f"user-{number}", "m": row} for number, row in enumerate(rows)]
+    source = write_rows(folder / "chats.jsonl", cells)
+    (folder / "t.jinja").write_text(template)
+    model = load_model(ModelConfig(pretraining_steps=0), sequence_length=64)
+    config = DataConfig.model_validate(
+        {
+            "source": str(source),
+            "user_column": "u",
+            "messages_column": "m",
+            "loss_on": "all",
+            "chat_template": str(folder / "t.jinja"),
+            **changes,
+        }
+    )
+    return open_or_build(config, model), model
+
+
+def test_a_row_that_the_template_refuses_is_named_or_dropped(tmp_path: Path) -> None:
+    """By its place in the source, also from another process, whatever stands before it."""
+    rows: list[object] = [TALK, None, *[TALK] * 21_000, TALK * 2, [*TALK, TALK[1]], TALK]
+    named = r"^data.messages_column = 'm': row 21004: the .* refuses .*: Roles must alternate; mend"
+    with pytest.raises(ConfigError, match=named):
+        store_of(tmp_path, rows, ALTERNATE)
+    store, _ = store_of(tmp_path, rows[-4:], ALTERNATE, drop_refused=True)
+    assert store.num_users == 3
+    assert store.manifest["dropped"] == {REFUSED: 1}
+    steps = [{"step": "max-examples", "count": 1, "then": "keep-first"}]
+    with pytest.raises(ConfigError, match="row 3 of what the preparation left: "):
+        store_of(tmp_path, rows[-4:], ALTERNATE, preparation=steps)
+
+
+def test_a_row_that_is_no_conversation_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
+    nothing = [TALK[0], {"role": "assistant", "content": None}]
+    with pytest.raises(ConfigError, match="row 2: message 2 has no content that is a string"):
+        store_of(tmp_path, [TALK, nothing], ALTERNATE)
+    store, _ = store_of(tmp_path, [TALK, nothing], ALTERNATE, drop_refused=True)
+    assert store.manifest["dropped"] == {NULL_TEXT: 1}
+
+
+def test_tool_calls_go_through_a_template_that_knows_them(tmp_path: Path) -> None:
+    """With their arguments as an object, as in the templates of Qwen and Llama."""
+    store, model = store_of(tmp_path, [ASKED], CALLING)
+    text = model.decode(store.example(0).tolist())
+    assert text == "user:Who?;assistant:weather(Rome);tool:22 C;assistant:Warm.;"
+    said = r"row 1: the chat template knows no tool calls; .*data\.drop_refused = true$"
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match=said):
+        store_of(tmp_path, [ASKED, TALK], plain)
+    store, _ = store_of(tmp_path, [ASKED, TALK], plain, drop_refused=True)
+    assert store.manifest["dropped"] == {REFUSED: 1}
 
 
 def test_steps_read_what_is_said(tmp_path: Path) -> None:

@@ -77,6 +77,18 @@ def test_scripts_and_pickles_are_no_texts(tmp_path: Path, monkeypatch: Patch, na
     assert [found.name for found in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet", "rows.arrow", "folder"])
+def test_a_pointer_of_git_lfs_is_no_data(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+        write_rows(path / "a.jsonl", ROWS)
+        path = path / "b.jsonl"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
+    with pytest.raises(ConfigError, match=rf"{path.name} is a git-LFS pointer: run git lfs pull$"):
+        read(tmp_path / name)
+
+
 def test_reading_a_local_file_asks_no_server(tmp_path: Path, monkeypatch: Patch) -> None:
     """`datasets` counts loads, also of files on this machine, unless it is told not to."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)

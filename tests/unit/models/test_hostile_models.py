@@ -13,10 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedsim.clients.models.loading import open_pretrained
+from fedsim.clients.models.loading import load, open_pretrained
+from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError
 from fedsim.materials import Materials
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 CODE = 'from pathlib import Path\nPath("executed").mkdir()\nclass Config: pass\nModel = Config\n'
 
 
@@ -66,6 +68,21 @@ def not_whole(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def add_weights(folder: Path, *names: str) -> None:
+    weights = load_file(folder / "model.safetensors") | {name: torch.ones(4) for name in names}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def compiled(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    renamed = {f"_orig_mod.{name}": value for name, value in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pointer(folder: Path, name: str) -> None:
+    (folder / name).write_text(POINTER, encoding="utf-8")
+
+
 def no_tokenizer(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name not in ("config.json", "model.safetensors"):
@@ -82,6 +99,18 @@ CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
         {"n_inner": 40},
         r"config\.json wants transformer\.h\.0\.mlp\.c_fc\.bias of shape \(40,\), and",
     ),
+    (
+        lambda folder: add_weights(folder, "transformer.h.0.attn.q_proj.bias", "v_head.bias"),
+        "hold 2 weights that config.json has no place for: .*q_proj.bias, v_head.bias; mend config",
+    ),
+    ({"n_layer": 1}, r"hold 33 weights that config.json has no place for: transformer\.h\.1\.a"),
+    (compiled, "lack .*; its files hold .* no place for: _orig_mod.transformer"),
+    (
+        partial(pointer, name="model.safetensors"),
+        r"model\.safetensors is a git-LFS pointer: run git lfs pull$",
+    ),
+    (partial(pointer, name="tokenizer.json"), r"tokenizer\.json is a git-LFS pointer"),
+    (partial(pointer, name="config.json"), r"config\.json is a git-LFS pointer"),
     ({"n_positions": 128.0}, "n_positions"),
     (partial(edit, name="tokenizer_config.json", __class__=7), "__class__"),
     (no_tokenizer, r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$"),
@@ -109,6 +138,20 @@ def test_a_hostile_folder(
         open_pretrained(str(folder))
     assert sorted(tmp_path.iterdir()) == before
     assert not list(tmp_path.rglob("executed")) + list(tmp_path.rglob("unpickled"))
+
+
+def test_buffers_of_an_earlier_version_are_no_weights(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "model")
+    add_weights(folder, "h.0.attn.bias", "transformer.h.1.attn.attention.masked_bias")
+    open_pretrained(str(folder))
+
+
+def test_an_adapter_that_is_a_pointer(saved: Path, tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        pointer(tmp_path, name)
+    config = ModelConfig(name_or_path=str(saved), adapter=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^model\.adapter = .*adapter_config.json is a git-LFS"):
+        load(config)
 
 
 def test_the_folder_itself_opens(saved: Path) -> None:

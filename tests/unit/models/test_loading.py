@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -21,10 +23,12 @@ from fedsim.clients.models.loading import load
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.clipping import NoClip
 from fedsim.config import ModelConfig
+from fedsim.data.building.tokenise import NO_TOKENS
 from fedsim.data.config import DataConfig
+from fedsim.data.sources.records import EMPTY_TEXT
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
-from fedsim.materials import load_materials, load_model
+from fedsim.materials import Materials, load_materials, load_model
 from tests.conftest import write_rows
 from tests.contracts.layer_samples import GivenUnits, opened, ragged_units
 from tests.helpers.small_networks import small_network
@@ -63,6 +67,11 @@ def write_llama(folder: Path, special: dict[str, str], vocabulary: int = 8) -> P
 def llama(tmp_path: Path) -> Path:
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return write_llama(tmp_path / "llama", special)
+
+
+def edit(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | changes), encoding="utf-8")
 
 
 def load_folder(folder: Path, sequence_length: int = 16, **keys: object) -> TransformersModel:
@@ -105,6 +114,85 @@ def test_runs_on_other_texts_share_it_for_as_long_as_its_files_stay(
     assert changed is not again
     name, weights = next(iter(changed.initial_parameters().items()))
     assert not torch.equal(weights, first.initial_parameters()[name])
+
+
+@pytest.mark.parametrize("kind", ["flash_attention_2", "sdpa", "no_such_kind"])
+def test_the_key_decides_on_attention(llama: Path, tmp_path: Path, kind: str) -> None:
+    """Whatever a published config.json was written on."""
+    edit(llama / "config.json", _attn_implementation=kind, attn_implementation=kind)
+    model = load_folder(llama)
+    assert model.module.config._attn_implementation == "eager"
+    assert load_folder(llama, attention="sdpa").module.config._attn_implementation == "sdpa"
+    model.save(model.initial_parameters(), tmp_path / "saved")
+    assert kind not in (tmp_path / "saved" / "config.json").read_text()
+
+
+def test_a_warning_of_transformers_is_one_line_of_the_log(
+    llama: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    load_folder(llama)
+    assert caplog.messages == []
+    edit(llama / "generation_config.json", do_sample=False, temperature=0.9)
+    load_folder(llama)
+    (line,) = caplog.messages
+    assert line.startswith("The following generation flags are not valid")
+    assert "\n" not in line
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer"])
+def test_a_folder_without_a_vocabulary_is_refused(llama: Path, kind: str) -> None:
+    (llama / "tokenizer.json").unlink()
+    edit(llama / "tokenizer_config.json", tokenizer_class=kind)
+    with pytest.raises(ConfigError, match=r"makes no tokens of any text; .*tokenizer\.json"):
+        load_folder(llama)
+
+
+def materials_of_texts(folder: Path, model: Path, *texts: str) -> Materials:
+    rows = [{"author": f"{number}", "body": text} for number, text in enumerate(texts)]
+    data = DataConfig(
+        source=str(write_rows(folder / "texts.jsonl", rows)),
+        user_column="author",
+        text_column="body",
+        sequence_length=8,
+    )
+    return load_materials(0, data, ModelConfig(name_or_path=str(model)), "cpu")
+
+
+def test_texts_of_unknown_words_alone_are_refused(llama: Path, tmp_path: Path) -> None:
+    known = materials_of_texts(tmp_path, llama, "wer da", "a wer da")
+    assert known.store.num_users == 2
+    with pytest.raises(ConfigError, match="tokenizer knows nothing of these texts: every token"):
+        materials_of_texts(tmp_path, llama, "wer da", "ein freund")
+
+
+def test_texts_that_become_no_tokens_are_counted_or_refused(llama: Path, tmp_path: Path) -> None:
+    """Of a tokenizer without a word for what it does not know."""
+    backend = Tokenizer(models.BPE(dict(zip(WORDS, range(8), strict=True)), [("a", "b")]))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(llama)  # type: ignore[no-untyped-call]
+    some = materials_of_texts(tmp_path, llama, "ab", "δύο", "a", "")
+    assert some.store.num_users == 2
+    assert some.store.manifest["dropped"] == {NO_TOKENS: 1, EMPTY_TEXT: 1}
+    with pytest.raises(ConfigError, match=f"dropped: 2 {NO_TOKENS}; the tokenizer knows none"):
+        materials_of_texts(tmp_path, llama, "δύο", "τρία")
+
+
+@pytest.mark.parametrize(("value", "name"), [("nan", "norm.weight"), ("-inf", "o_proj.weight")])
+def test_a_weight_that_is_not_finite_is_named(
+    llama: Path, tmp_path: Path, value: str, name: str
+) -> None:
+    """Also one that is not trained."""
+    weights = load_file(llama / "model.safetensors")
+    (whole,) = (key for key in weights if key.endswith(name) and "layernorm" not in key)
+    weights[whole].view(-1)[3] = float(value)
+    save_file(weights, llama / "model.safetensors", metadata={"format": "pt"})
+    rows = write_rows(tmp_path / "texts.jsonl", [{"author": "one", "body": "a b"}])
+    data = DataConfig(source=str(rows), user_column="author", text_column="body")
+    for trainable in ("all", "embed_tokens"):
+        config = ModelConfig(name_or_path=str(llama), trainable=trainable)
+        with pytest.raises(ConfigError, match=rf": 1 of the .* numbers in {whole} are NaN or inf"):
+            load_materials(0, data.model_copy(update={"sequence_length": 8}), config, "cpu")
 
 
 def test_the_padding_id_is_an_id_like_any_other(llama: Path, tmp_path: Path) -> None:
@@ -237,6 +325,6 @@ def test_a_misspelt_built_in_name_is_suggested(monkeypatch: pytest.MonkeyPatch) 
     def unreachable(*arguments: object, **keys: object) -> None:
         raise OSError("the hub cannot be reached")
 
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", unreachable)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
     with pytest.raises(ConfigError, match=r"did you mean 'tiny-gpt'\? .*cannot be reached"):
         load_model(ModelConfig(name_or_path="tiny-gtp"))

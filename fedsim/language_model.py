@@ -241,7 +241,7 @@ def check_finite(model: LanguageModel, field: str) -> None:
             )
 
 
-def check_reads(model: LanguageModel, texts: Sequence[Sequence[int]], field: str) -> None:
+def check_reads(model: LanguageModel, texts: Sequence[npt.NDArray[np.integer]], field: str) -> None:
     """Raise `ConfigError` where a tokenizer knows nothing of the texts that it was given.
 
     Args:

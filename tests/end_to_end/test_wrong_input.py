@@ -109,7 +109,8 @@ def test_a_broken_start_is_not_charged(
     speeches: Path, out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Neither in the run's ledger nor in the one that runs share."""
-    shared = {"ledger": str(tmp_path / "people.json"), "epsilon": 9.0, "delta": 1e-3}
+    ledger = tmp_path / "people.json"
+    shared = {"ledger": str(ledger), "epsilon": 9.0, "delta": 1e-3}
     config = light_config(speeches, privacy={"shared": shared, "noise": "secure"})
     model = shutil.copytree(config.model.name_or_path, tmp_path / "model")
     weights = load_file(model / "model.safetensors")
@@ -120,7 +121,7 @@ def test_a_broken_start_is_not_charged(
     done = fedsim("run", path, "--out", out, "--set", f"model.name_or_path={model}")
     assert "are NaN or infinite" in done.complaint
     assert not out.exists()
-    assert not Path(shared["ledger"]).exists()
+    assert not ledger.exists()
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["wombat"], ["account", "uls", "--rounds", "x"]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -48,6 +50,8 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     from fedsim.clients.models.mixed_precision import in_precision  # noqa: PLC0415
 
     spec = ClientSpec.model_validate_json(spec_json)
+    with suppress(OSError):  # another machine may have no such folder
+        os.chdir(spec.folder)
     check_device(spec.device)
     materials = load_materials(spec.seed, spec.data, spec.model, spec.device, spec.data_seed)
     if spec.text_digest not in (None, materials.text_digest):

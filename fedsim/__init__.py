@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from fedsim.estimators import Estimator as Estimator
     from fedsim.estimators import FixedDenominator as FixedDenominator
     from fedsim.estimators import WeightedSum as WeightedSum
+    from fedsim.execution import Accumulator as Accumulator
+    from fedsim.execution import Executor as Executor
     from fedsim.execution import Task as Task
     from fedsim.execution import TaskSpec as TaskSpec
     from fedsim.execution import Unit as Unit
@@ -116,7 +118,7 @@ _HOMES = {
     "ServerConfig StrategyConfig load_config parse_config",
     "fedsim.errors": "BudgetSpentError ConfigError DivergedError HaltedError",
     "fedsim.estimators": "Estimator WeightedSum ClippedDenominator FixedDenominator",
-    "fedsim.execution": "Task TaskSpec Unit Update",
+    "fedsim.execution": "Accumulator Executor Task TaskSpec Unit Update",
     "fedsim.language_model": "LanguageModel",
     "fedsim.materials": "Materials load_materials",
     "fedsim.accounting.methods.accountant": "Accountant",

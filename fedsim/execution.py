@@ -137,25 +137,49 @@ class Engine(Protocol):
 
 
 class Executor(Protocol):
-    """Computes the clipped sum of a whole cohort, wherever the clients are."""
+    """Computes the clipped sum of a whole cohort, wherever the clients are.
+
+    One of your own needs this method alone: `docs/how-to/own-loop.md`.
+
+    Formal guarantees, which the ε rests on:
+
+    - A unit is added once, as w·clip(update) with a weight w in [0, 1]; `Accumulator` does that.
+    - Its update is a function of the parameters, the round, and its own data: no statistics of a
+      batch, and nothing that is remembered of other units.
+    """
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return the sum over exactly the units of `cohort`, each counted once, or raise."""
+        """Return Σ w·clip(update) over exactly the units of `cohort`, or raise.
+
+        Args:
+            parameters: the server's, float32. Leave them as they are.
+            cohort: (num_drawn,) int64, entries of the plan's pool; may be empty.
+            clip: of this round.
+            round: from 0.
+        """
         ...
 
 
 class Accumulator:
-    """Adds units to a sum in place, each checked, clipped and weighted.
+    """Adds units to a sum in place, each checked, clipped and weighted: for an own `Executor`.
 
     Engines that add many units at once do the same to their norms and factors
     (`clients/engines/clipped_sums.py`) and give this one the units that float32 is too coarse for:
     a change of the rule is a change of both.
 
     Args:
-        layout: of the updates.
+        layout: names, shapes and device of the updates; those of the parameters.
         clip: bounds each of them.
         norm_error: of the clip's factors, see `Clip.batch_factors`: for the margin of an engine
             that adds most of its units otherwise.
+
+    Examples:
+        >>> from fedsim.clipping import FlatClip
+        >>> total = Accumulator({"w": torch.zeros(2)}, FlatClip(l2_clip_norm=1.0))
+        >>> for gradient in ([30.0, 40.0], [0.0, 0.5], [math.nan, 0.0]):
+        ...     total.add(Update({"w": torch.tensor(gradient)}, loss=0.7, num_gradients=1))
+        >>> total.total().values["w"].numpy().round(4).tolist(), total.total().num_non_finite
+        ([0.6, 1.3], 1)
     """
 
     def __init__(self, layout: Tensors, clip: Clip, *, norm_error: float = 0.0) -> None:
@@ -166,13 +190,19 @@ class Accumulator:
         self._units = self._non_finite = self._gradients = self._unclipped = 0
         self._loss = 0.0
 
-    def add(self, update: Update, weight: float) -> None:
+    @torch.no_grad()
+    def add(self, update: Update, weight: float = 1.0) -> None:
         """Add w·clip(update), or zero where that is not finite, and count it.
 
         Not finite is an update with a NaN or an infinity anywhere, whose factor means nothing:
         min(1, S/NaN) is 1 in many a library. So is one whose squared norm is infinite, which has a
         factor of 0. The unit keeps its weight, so a clipped denominator still counts it.
+
+        Raises:
+            ValueError: a weight outside [0, 1], or another layout.
         """
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"weight = {weight}: must be in [0, 1]")
         factors = self.clip.factors(update.values, norm_error=self._norm_error)
         if all_finite(update.values) and all(factor > 0.0 for factor in factors.values()):
             add_(self._values, update.values, {k: weight * f for k, f in factors.items()})

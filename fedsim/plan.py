@@ -46,7 +46,6 @@ class RoundPlan:
         unit: what is sampled; the guarantee is for a *user* in either case.
         pool: (num_units,) int64, what the units are called in the data: user or example indices.
         sampling: which units take part in a round.
-        task: what one drawn unit computes.
         clip: bounds what one unit adds.
         clip_policy: how the clip changes from round to round.
         estimator: turns the sum into an estimate, and knows its sensitivity.
@@ -54,6 +53,7 @@ class RoundPlan:
         units_per_user: the most units of the pool that belong to one user (1, or the group size).
         relation: which neighbouring data sets the guarantee is about.
         optimizer: the server's step.
+        task: what one drawn unit computes; an executor of your own need not read it.
         seed: of addressed draws; `build_plan` sets it, and it is secret if `entropy` is secure.
         entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
             from the seed, for experiments that are repeated and compared: ε is then simulated.
@@ -108,12 +108,12 @@ class RoundPlan:
     unit: Literal["user", "example"]
     pool: npt.NDArray[np.int64]
     sampling: Sampling
-    task: TaskSpec
     clip: Clip
     estimator: Estimator
     noise_multiplier: float
     units_per_user: int
     optimizer: ServerOptimizer
+    task: TaskSpec = field(default_factory=lambda: TaskSpec(name="own"))
     relation: Relation = Relation.ADD_OR_REMOVE
     seed: int = field(default=0, repr=False)
     entropy: Literal["seeded", "secure"] = "secure"

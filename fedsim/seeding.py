@@ -273,7 +273,8 @@ class Draws:
         if self.entropy == "secure" and self.seed < _FEWEST:
             raise ValueError(
                 f"seed = {self.seed}: with secure noise and one price for a run all rounds are "
-                "drawn from it, so it must be a secret of 128 bits; `build_plan` sets it"
+                "drawn from it, so it must be a secret of 128 bits; give secrets.randbits(128), as "
+                "`build_plan` does"
             )
         return noise_key(self.seed, purpose, round)
 

@@ -42,6 +42,7 @@ def flower_command(
     folder.check(read, resume)
     settings = {
         "config": str(config.absolute()),
+        "folder": str(Path.cwd()),
         "out": str(folder.path.absolute()),
         "resume": resume and folder.config.exists(),
         "workers": workers or read.executor.workers,

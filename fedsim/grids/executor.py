@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,7 @@ def build_executor(
             precision=config.executor.precision,
             checkpointing=config.executor.checkpointing,
             gpu_share=min(1.0, config.executor.gpus_per_worker or 1.0),
+            folder=str(Path.cwd()),
         ),
         config.executor.shard_size,
         unit_tokens(plan, materials),

@@ -82,7 +82,7 @@ def environment(home: str) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_ADDRESS": "local",  # else the engine attaches to another Ray on this machine
+        "RAY_ADDRESS": "",  # a Ray of its own: see `flower_client.py`
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
     }

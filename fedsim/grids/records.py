@@ -53,6 +53,7 @@ class ClientSpec(BaseModel):
     precision: Precision = "float32"
     checkpointing: bool = False
     gpu_share: float = 1.0  # what a worker may take of a GPU's memory
+    folder: str = ""  # the server's, where relative paths of the config begin
     data_seed: int | None = None  # as `load_materials` takes it
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
     start_digest: str | None = None  # not compared: another start is another spec, loaded anew

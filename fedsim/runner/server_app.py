@@ -2,7 +2,8 @@
 
 | key           | meaning                                                            |
 |---------------|--------------------------------------------------------------------|
-| `config`      | path of the TOML config                                            |
+| `config`      | absolute path of the TOML config                                   |
+| `folder`      | where relative paths in it, and `out`, begin; by default its own   |
 | `out`         | the run folder; by default `runs/` and the name of the config file |
 | `resume`      | whether to take up the run in that folder                          |
 | `workers`     | nodes to wait for before the first round; 0: `executor.workers`    |
@@ -11,6 +12,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context
@@ -31,10 +34,12 @@ def main(grid: Grid, context: Context) -> None:
     options = context.run_config
     if not options.get("config"):
         raise ConfigError("run config: give config, the path of a TOML file")
-    path = Path(str(options["config"]))
+    path = Path(str(options["config"])).absolute()
     _show_progress()
     collect_garbage_rarely()  # Flower's process is for this run alone
     config = load_config(path)
+    with suppress(OSError):  # the caller's folder, which another machine may not have
+        os.chdir(str(options.get("folder") or path.parent))
     out = Path(str(options.get("out") or Path("runs") / path.stem))
     wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))
     execute(config, out, grid, resume=bool(options.get("resume", False)))

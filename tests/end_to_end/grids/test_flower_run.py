@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -68,6 +70,18 @@ def processes_of(home: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def other_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray that was started on this machine, and does not answer."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:
+        address = Path(short, "ray", "ray_current_cluster")
+        address.parent.mkdir()
+        address.write_text("127.0.0.1:1", encoding="utf-8")
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        yield
+
+
+@pytest.mark.usefixtures("other_ray")
 def test_two_simulated_nodes_give_the_model_of_one_process(speeches: Path, tmp_path: Path) -> None:
     """Relative paths, a space in one of them, and nothing left running or lying about."""
     config = rounds_of(2, speeches, shard_size=2)
@@ -108,7 +122,9 @@ def daemons(commands: list[list[str]], folder: Path) -> Iterator[None]:
         for number, command in enumerate(commands):
             with (folder / f"daemon-{number}").open("wb") as log:
                 program = [str(SCRIPTS / command[0]), *command[1:]]
-                started.append(subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT))
+                started.append(
+                    subprocess.Popen(program, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+                )
         yield
     finally:
         for process in reversed(started):
@@ -141,9 +157,11 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_two_supernodes_give_the_model_of_one_process(
     superlink: str, speeches: Path, tmp_path: Path
 ) -> None:
-    """One round of two shards or so, as each is a new process."""
+    """One round of two shards or so, each a new process, of a text that is beside the config."""
+    shutil.copy(speeches, tmp_path)
     config = rounds_of(1, speeches, shard_size=5)
-    write(config, tmp_path)
+    path = write(config, tmp_path)
+    path.write_text(path.read_text("utf-8").replace(str(speeches), speeches.name), "utf-8")
     expected = fedsim.run(config, tmp_path / "one").path
     command = ("flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink)
     done = fedsim_here(*command, folder=tmp_path)

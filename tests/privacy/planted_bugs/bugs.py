@@ -134,7 +134,7 @@ class FixedSizeDrawn(PoissonSampling):
 class PassesNaN(Accumulator):
     """Trusts min(1, S/norm) with whatever comes."""
 
-    def add(self, update: Update, weight: float) -> None:
+    def add(self, update: Update, weight: float = 1.0) -> None:
         factors = self.clip.factors(update.values)
         add_(self._values, update.values, {k: weight * f for k, f in factors.items()})
         self._weight += weight

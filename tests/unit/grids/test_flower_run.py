@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 from flwr.cli.config_utils import load_and_validate
 
 from fedsim.clients.app import app as client_app
@@ -16,8 +19,11 @@ from fedsim.grids.executor import wait_for_nodes
 from fedsim.grids.flower_run import FlowerRunError, _error, environment, run_on_flower
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.registry import resolve
+from fedsim.report.schema import load_report
+from fedsim.runner import server_app
 from tests.conftest import small_config
 from tests.helpers.commands import fedsim
+from tests.helpers.light import light_config
 
 APP = Path(__file__).parents[3] / "experiments" / "flower_app"
 
@@ -45,7 +51,7 @@ def test_one_thread_is_only_the_default(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     first = environment("home")
     keys = ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED", "RAY_ADDRESS", "OMP_NUM_THREADS")
-    assert [first[key] for key in keys] == ["home", "0", "local", "1"]
+    assert [first[key] for key in keys] == ["home", "0", "", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environment("home")["OMP_NUM_THREADS"] == "3"
 
@@ -102,8 +108,33 @@ def test_a_run_that_failed_has_status_1_and_no_report(
 def test_the_app_folder_is_one_that_flower_takes_and_that_is_shipped() -> None:
     config, warnings = load_and_validate(APP / "pyproject.toml")
     assert not warnings
-    assert set(config["tool"]["flwr"]["app"]["config"]) == {"config", "out", "resume", "workers"}
+    keys = {"config", "folder", "out", "resume", "workers"}
+    assert set(config["tool"]["flwr"]["app"]["config"]) == keys
     assert resolve("flower_apps", "default", "test").__name__ == "fedsim.experiments.flower_app"
+
+
+def test_the_run_is_where_its_config_is(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's processes run in another folder: that of whoever started the SuperLink."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "place"
+    place.mkdir()
+    shutil.copy(speeches, place)
+    text = light_config(speeches, strategy={"rounds": 1}).to_toml()
+    (place / "mine.toml").write_text(text.replace(str(speeches), speeches.name), encoding="utf-8")
+    context = Context(1, 1, {}, RecordDict(), {"config": str(place / "mine.toml")})
+    server_app.app(InProcessGrid(client_app), context)
+    assert load_report(place / "runs" / "mine").privacy.rounds == 1
+
+
+def test_the_client_app_asks_for_a_ray_of_its_own_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for named, used in (("", "local"), ("10.0.0.1:6379", "10.0.0.1:6379")):
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        assert runpy.run_module("fedsim.grids.flower_client")["app"] is client_app
+        assert os.environ["RAY_ADDRESS"] == used
 
 
 class LateGrid(InProcessGrid):

@@ -63,11 +63,11 @@ def build(
         "text_column": text_column,
         "sequence_length": sequence_length,
     }
-    needed = {"SOURCE": source, "--user-column": user_column}
-    if missing := [option for option, value in needed.items() if value is None and recipe is None]:
-        raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
     known = {key: value for key, value in given.items() if value is not None}
     config = with_settings(parse_config({"data": known}), overrides or []).data
+    needed = {"SOURCE": source, "--user-column": config.user_column or config.owners_column}
+    if missing := [option for option, value in needed.items() if value is None and recipe is None]:
+        raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
     if out.exists():
         raise ConfigError(f"--out {str(out)!r}: exists; name a folder that does not exist yet")
     # Imported here: it brings torch, which takes seconds that `inspect` need not wait.
@@ -84,6 +84,8 @@ def build(
     refused = (FileExistsError, NotADirectoryError, PermissionError)
     with about(f"--out {str(out)!r}: cannot be made: ", refused):
         store = reading.build(config, model, reading.encoder(config, model), out)
+    for words in reading.unread_files(config):
+        typer.echo(words, err=True)
     print_inspection(inspect_store(store))
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedsim.data.doubtful_names import Doubt
 from fedsim.utils.terminal import table_console
 
 
@@ -19,13 +20,8 @@ def print_inspection(found: dict[str, Any]) -> None:
     console.print(_dropped(found["dropped"]))
     if "owners" in found:
         _print_owners(console, found["owners"], found["examples"])
-    if found["users_alike"]:
-        console.print(
-            f"{found['users_alike']:,} users have a name that is another's but for case or Unicode "
-            "form: if that is one person, the ε of one user is not theirs; merge them, as by "
-            'step = "user-name", transform = "lower-case".',
-            markup=False,
-        )
+    for doubt in found["doubtful_names"]:
+        console.print(f"{Doubt(**doubt).sentence}.", markup=False)
     group = found["group_size"]
     console.print(
         f"group_size of the heuristic for els: {group['els_median']}, the median user "
@@ -36,7 +32,7 @@ def print_inspection(found: dict[str, Any]) -> None:
 
 def _print_owners(console: Console, found: dict[str, Any], examples: int) -> None:
     console.print(
-        f"{found['owners']:,} owners, {found['wrote_nothing']:,} of whom wrote nothing: "
+        f"{found['owners']:,} owners, {found['wrote_nothing']:,} of whom are the user of no text: "
         "els keeps examples of which no owner has more than group_size"
     )
     console.print(

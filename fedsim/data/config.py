@@ -87,6 +87,9 @@ class CanaryConfig(Section):
     """Consecutive tokens that all examples of a canary share."""
 
 
+SPEAKER = "speaker"
+"""The user column of the built-in plays, and the default of others."""
+
 TextKind = Literal["text", "messages", "prompt"]
 _TEXT_COLUMNS = ("text_column", "messages_column", "prompt_column")
 _COUNTED: dict[TextKind, LossOn] = {
@@ -104,8 +107,9 @@ class DataConfig(Section):
     source: Text = "shakespeare"
     """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow; a token store; a hub id;
     "shakespeare" or "shakespeare-chat"."""
-    user_column: str = "speaker"
-    """The column with the user: all rows with one value are one user."""
+    user_column: str | None = None
+    """The column with the user: all rows with one value are one user. Left out: "speaker", or the
+    first of each row's `owners_column`."""
     text_column: str = "text"
     """The column with the text."""
     messages_column: str | None = None
@@ -120,8 +124,8 @@ class DataConfig(Section):
     """Drop and count the rows that the chat template refuses or that are no conversations; false
     ends the run at the first."""
     owners_column: str | None = None
-    """A column that lists who owns the text besides its user; the ε of "els" is then for an
-    owner."""
+    """A column that lists who owns the text, besides its user if `user_column` is given; the ε of
+    "els" is then for an owner."""
     owners_separator: Text | None = None
     """Separator of the names, if `owners_column` is one string."""
     loss_on: LossOn | None = None
@@ -154,6 +158,12 @@ class DataConfig(Section):
         """Whose guarantee an ε is."""
         noun = "owner" if self.co_owned else "user"
         return noun if self.made_up_by is None else f"hypothetical {noun}"
+
+    @property
+    def users_from(self) -> str:
+        """The column that names the users; a user is the first owner if owners alone are named."""
+        given = (self.user_column, self.owners_column, SPEAKER)
+        return next(column for column in given if column is not None)
 
     @property
     def co_owned(self) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.bounding import Bounding, Order, bound
+from fedsim.data.doubtful_names import doubtful_names
 from fedsim.data.store import OwnerGraph, TokenStore
-from fedsim.data.store.manifest import USERS
 
 PRIVATE_NOTE = (
     "These numbers are computed on private data: no epsilon covers them; do not publish them, "
@@ -33,7 +31,7 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "store": str(store.path),
         "source": store.manifest["source"],
         "users": store.num_users,
-        "users_alike": _alike(store),
+        "doubtful_names": [doubt._asdict() for doubt in doubtful_names(store)],
         "examples": store.num_examples,
         "tokens": store.num_tokens,
         "loss_on": store.manifest["loss_on"],
@@ -55,14 +53,6 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "dropped": store.manifest["dropped"],
         "note": PRIVATE_NOTE,
     }
-
-
-def _alike(store: TokenStore) -> int:
-    """Return how many users have a name that is another's but for case or Unicode form."""
-    with (store.path / USERS).open(encoding="utf-8") as lines:  # hashes: 8 bytes for each name
-        folded = (hash(normalize("NFKC", json.loads(line)).casefold()) for line in lines)
-        counts = np.unique(np.fromiter(folded, np.int64), return_counts=True)[1]
-    return int(counts[counts > 1].sum())
 
 
 _KEPT_FOR = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.building.tokenise import Encode
-from fedsim.data.config import DataConfig
+from fedsim.data.config import SPEAKER, DataConfig
+from fedsim.data.doubtful_names import doubtful_names
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
-from fedsim.data.sources.local_files import identity
+from fedsim.data.sources.local_files import identity, left_out
 from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
@@ -24,9 +25,7 @@ from fedsim.utils.json_text import digest
 if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 6  # another number where the same source gives other users or texts than before
-
-_USER_COLUMN = DataConfig.model_fields["user_column"].default
+_READING = 7  # another number where the same source gives other users or texts than before
 
 
 def records(config: DataConfig) -> Iterable[Any]:
@@ -40,7 +39,7 @@ def records(config: DataConfig) -> Iterable[Any]:
     """
     spec = SourceSpec(
         config.source,
-        config.user_column,
+        config.users_from,
         config.messages_column or config.prompt_column or config.text_column,
         config.text_kind,
         config.completion_column,
@@ -128,14 +127,35 @@ def build(
             drops_refused=config.drop_refused,
             destination=destination,
             source=config.source,
-            user_column=config.user_column,
+            user_column=config.users_from,
             text_kind=_text_kind(config, encode),
             progress=progress,
         )
 
 
+_SHOWN = 5
+
+
+def unread_files(config: DataConfig) -> list[str]:
+    """Return a sentence that names the files of a source's folder that are not read, if any are."""
+    source = Path(config.source).expanduser()
+    if not source.is_dir() or is_store(source) or not (files := left_out(config.source)):
+        return []
+    listed = ", ".join(files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
+    return [f"data.source = {config.source!r}: files that are not read ({len(files)}): {listed}"]
+
+
+def notes(config: DataConfig, store: TokenStore) -> list[str]:
+    """Return sentences on files that are not read, and on names that may not be one person each.
+
+    They show names, for the terminal of who owns the data; no ε covers them.
+    """
+    names = doubtful_names(store)
+    return unread_files(config) + [f"Not covered by ε: {doubt.sentence}." for doubt in names]
+
+
 def _check_users(config: DataConfig) -> None:
-    if config.source in BUILT_IN and config.user_column != _USER_COLUMN:
+    if config.source in BUILT_IN and config.user_column not in (None, SPEAKER):
         raise ConfigError(
             f"data.user_column = {config.user_column!r}: the users of {config.source!r} are the "
             "speakers of plays; leave it out"
@@ -144,7 +164,7 @@ def _check_users(config: DataConfig) -> None:
 
 _TEXTS = ("text_column", "messages_column", "prompt_column", "completion_column")
 _CONTENT = (
-    "user_column",
+    "users_from",
     "sequence_length",
     "cutting",
     "counted",

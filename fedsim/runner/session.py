@@ -18,6 +18,7 @@ from fedsim.accounting.budget import Budget
 from fedsim.accounting.events import Composition
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
+from fedsim.data.reading import notes
 from fedsim.errors import (
     BudgetSpentError,
     ConfigError,
@@ -81,6 +82,8 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     folder.check(config, resume)
     trackers = find_trackers(config.training.trackers)
     materials = materials_of(config, folder.data_seed(config))
+    for words in notes(config.data, materials.store):
+        log.warning("%s", words)  # on the terminal alone: it shows names
     plan = build_plan(config, materials)
     device = _device(config)
     check_memory(config, materials.model, grid, device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,26 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (any JSON)
         return json.loads(decoded, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def parse_values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text, with spaces, line ends or commas between them.
+
+    Raises:
+        ValueError: (while iterating) as of `parse_json`.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=_distinct)
+    place = _BETWEEN.match(text).end()  # type: ignore[union-attr]  (it matches everywhere)
+    while place < len(text):
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        yield value
+        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ ROWS = st.lists(
             {
                 "subject": st.sampled_from(["", "FW: x"]),
                 "url": st.sampled_from(["http://x.org/a", "http://y.org", None]),
-                "date": st.one_of(st.none(), st.integers(0, 5)),
+                "date": st.one_of(st.none(), st.integers(1_500_000_000, 1_500_000_005)),
                 "to": st.lists(st.sampled_from(USERS[:2]), max_size=3),
                 "file_name": st.sampled_from(["org-a/1", "org-a/2", "eve-b/1", "loose"]),
             }
@@ -54,8 +54,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "repeated-ngrams": [{"words": 2}],
     "sort-by-time": [{"column": "date"}],
     "text-length": [{"unit": "words", "minimum": 2, "maximum": 3}],
-    "time-window": [{"column": "date", "since": "1970-01-01T00:00:01"}],
-    "user-name": [{"transform": "lower-case"}, {"transform": "email-address"}],
+    "time-window": [{"column": "date", "since": "2017-07-14T02:40:01"}],
+    "user-name": [
+        {"transform": "lower-case"},
+        {"transform": "email-address"},
+        {"transform": "one-spelling"},
+    ],
     "user-words": [{"count": 5}],
 }
 ACROSS = [

@@ -77,7 +77,7 @@ STEPS: dict[str, type[Step]] = {
 }
 
 
-VERSION = 3
+VERSION = 4
 """Part of the fingerprint: raise it when the same steps give other records."""
 
 _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
@@ -121,7 +121,7 @@ class Prepared:
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
         """Drop nulls and empty texts, by the reasons that the store counts them under."""
-        for user, text, columns, owners in records:
+        for row, (user, text, columns, owners) in enumerate(records, start=1):
             if user is None:
                 self.dropped[NULL_USER] += 1
             elif text is None:
@@ -131,7 +131,7 @@ class Prepared:
             elif owners is None:
                 self.dropped[NULL_OWNERS] += 1
             else:
-                yield Record(user, text, columns, owners, self._chat)
+                yield Record(user, text, columns, owners, self._chat, row)
 
 
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -14,38 +15,78 @@ import numpy as np
 from pydantic import field_validator, model_validator
 
 from fedsim.data.preparation.step import Spool, Step
+from fedsim.data.sources.names import MISSING
 from fedsim.data.sources.records import Record
+from fedsim.errors import ConfigError
+
+_LONGEST = 40  # characters of a value in a message
+_UNITS = (1, 1e3, 1e6, 1e9)  # of a second
+_SINCE, _UNTIL = 1e8, 1e10  # seconds: in each unit the years 1973 to 2286, so that no two overlap
 
 
-def instant(value: object) -> float | None:
-    """Return a cell as seconds since 1970 (UTC), or None if it is no time.
+def instant(value: object, *, any_number: bool = False) -> float | None:
+    """Return a cell as seconds since 1970 (UTC), or None if it is empty.
 
-    Numbers, and strings of digits, are seconds already; other strings are ISO 8601 or the Date of
-    an e-mail. A time without a zone is UTC.
+    Numbers, and strings of digits, are seconds, milliseconds, microseconds or nanoseconds: the one
+    in which they are of the years 1973 to 2286. Eight digits are a date, fourteen a date and time.
+    Other strings are ISO 8601 or the Date of an e-mail. A time without a zone is UTC.
+
+    Args:
+        value: the cell.
+        any_number: whether a number of an unknown unit stays as it is.
+
+    Raises:
+        ValueError: it is no time, or a number of an unknown unit.
     """
-    if isinstance(value, bool) or value is None:
+    if value is None or value != value or str(value).strip().lower() in MISSING:  # noqa: PLR0124
         return None
     try:
-        moment = value if isinstance(value, (int, float, np.floating)) else _moment(value)
-        if isinstance(moment, datetime):
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        return float(moment) if math.isfinite(moment) else None
+        moment = _moment(value)
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return zoned.timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+        number = float(str(value))
+        for unit in _UNITS:
+            if _SINCE <= number / unit < _UNTIL:
+                return number / unit
+        if any_number and math.isfinite(number):
+            return number
+        raise ValueError("a number of an unknown unit") from None
 
 
-def _moment(value: object) -> datetime | float:
+def _moment(value: object) -> datetime:
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC)
     text = str(value).strip().removesuffix(" UTC")
     if text.isdecimal():
-        return float(text)
+        if len(text) not in (8, 14):
+            raise ValueError("not so many digits of a date")
+        return datetime.fromisoformat(f"{text[:8]}T{text[8:] or '000000'}")
     try:
         return datetime.fromisoformat(text)
     except ValueError:
         return parsedate_to_datetime(text)
+
+
+def _time_of(record: Record, step: TimeWindow | SortByTime) -> float | None:
+    """Return a record's time.
+
+    Raises:
+        ConfigError: it is none; the message has the row, and of the cell the shape alone.
+    """
+    cell = record.columns[step.column]
+    try:
+        return instant(cell, any_number=isinstance(step, SortByTime))
+    except ValueError:
+        shape = re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "0", str(cell)[:_LONGEST]))
+        raise ConfigError(
+            f"data.preparation: {step.step}: column = {step.column!r}: row {record.row}: "
+            f"{shape!r} (digits as 0, letters as a) is no time that is understood; wanted: ISO "
+            "8601 such as 2018-01-31T13:30:00, the Date of an e-mail, or (milli-, micro-, nano-) "
+            "seconds since 1970"
+        ) from None
 
 
 class TimeWindow(Step):
@@ -60,7 +101,7 @@ class TimeWindow(Step):
     @classmethod
     def _a_time(cls, value: object) -> str | None:
         # A year alone would be read as so many seconds.
-        if value is not None and (instant(value) is None or str(value).isdecimal()):
+        if value is not None and (str(value).isdecimal() or instant(value) is None):
             raise ValueError("wanted: a date or time such as 2018-01-01")
         return None if value is None else str(value)
 
@@ -74,7 +115,7 @@ class TimeWindow(Step):
         """Yield the records in the window."""
         since, before = instant(self.since), instant(self.before)
         for record in records:
-            time = instant(record.columns[self.column])
+            time = _time_of(record, self)
             if time is None:
                 dropped[self.reason("no time")] += 1
             elif since is not None and time < since:
@@ -100,7 +141,7 @@ class SortByTime(Step):
         with Spool() as spool:
             times = array("d")
             for record in records:
-                time = instant(record.columns[self.column])
+                time = _time_of(record, self)
                 if time is None:
                     dropped[self.reason("no time")] += 1
                 else:

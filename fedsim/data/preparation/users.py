@@ -13,7 +13,7 @@ from pydantic import Field
 from fedsim.data.preparation.emails import one_address
 from fedsim.data.preparation.step import Spool, Step
 from fedsim.data.preparation.urls import base_domain
-from fedsim.data.sources.names import user_name
+from fedsim.data.sources.names import bare, one_spelling, user_name
 from fedsim.data.sources.records import Record
 from fedsim.errors import about
 from fedsim.utils.json_text import parse_json
@@ -25,11 +25,18 @@ def _first_author(names: str) -> str:
     return " ".join(first.split())
 
 
+def one_form(name: str) -> str:
+    """Return the one form of names that look alike: of one e-mail address the address."""
+    name = one_spelling(name)
+    return (one_address(name) if "@" in name else "") or name
+
+
 TRANSFORMS: dict[str, Callable[[str], str]] = {
     "base-domain": base_domain,
     "email-address": one_address,
     "first-author": _first_author,
     "lower-case": str.lower,
+    "one-spelling": one_form,
 }
 
 
@@ -38,11 +45,12 @@ class UserName(Step):
 
     "base-domain" of a URL, by the public suffix list (`fedsim.data.preparation.urls`);
     "email-address" of one "Name <address>"; "first-author" of a list of authors, which is for texts
-    that one person owns; "lower-case".
+    that one person owns; "lower-case"; "one-spelling", which makes one name of those that differ
+    in case, Unicode form, spaces, dashes, a final ".0" or the form of an e-mail address.
     """
 
     step: Literal["user-name"] = "user-name"
-    transform: Literal["base-domain", "email-address", "first-author", "lower-case"]
+    transform: Literal["base-domain", "email-address", "first-author", "lower-case", "one-spelling"]
 
     def one(self, record: Record) -> Record | str:
         """Keep a record under its new name; drop one that gives none."""
@@ -76,8 +84,8 @@ class MergeUsers(Step):
     """Rename users and owners by a file of aliases, so that the unit is the person.
 
     `file` is a JSON object {alias: person} or a CSV with the columns alias and person; users who
-    are not in it keep their name. Spaces around a name are not part of it. Streams; in memory: the
-    file.
+    are not in it keep their name. Spaces around a name and invisible characters are no part of it.
+    Streams; in memory: the file.
     """
 
     step: Literal["merge-users"] = "merge-users"
@@ -108,7 +116,7 @@ class MergeUsers(Step):
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    """Return alias and person, without the spaces around them, as names are read from a source."""
+    """Return alias and person, as names are read from a source."""
     if path.suffix == ".json":
         pairs = parse_json(path.read_bytes())
         if not isinstance(pairs, dict):
@@ -120,7 +128,7 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
         if sorted(heads) != ["alias", "person"] or any(len(row) != 2 for row in rows):
             raise ValueError("wanted: a CSV with the two columns alias and person, or a .json")
         pairs = [row if heads[0] == "alias" else row[::-1] for row in rows]
-    return [(str(alias or "").strip(), str(person or "").strip()) for alias, person in pairs]
+    return [(bare(str(alias or "")), bare(str(person or ""))) for alias, person in pairs]
 
 
 Positive = Annotated[int, Field(ge=1)]

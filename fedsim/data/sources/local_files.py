@@ -1,11 +1,18 @@
-"""Resolve a data source to local files, and fingerprint them."""
+"""Resolve a data source to local files, open and fingerprint them."""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
+import importlib
+import io
+import lzma
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedsim.data.sources import shakespeare
 from fedsim.errors import ConfigError
@@ -35,12 +42,31 @@ def load_saved(datasets: Any, folder: Path) -> Any:  # noqa: ANN401  (an untyped
 
 LOADERS = {
     ".jsonl": "json",
+    ".ndjson": "json",
     ".json": "json",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""File name endings to the loaders of `datasets`."""
+"""File name endings to what reads them: `datasets`, but for JSON and CSV."""
+
+
+def _zstandard(path: Path) -> IO[bytes]:
+    pyarrow = importlib.import_module("pyarrow")  # slow, and needed for this alone
+    stream: IO[bytes] = pyarrow.CompressedInputStream(str(path), "zstd")
+    return stream
+
+
+_COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstandard,
+}
+"""File name endings behind those of JSON and CSV, to what opens such a file for reading bytes."""
+
+_KINDS = f"{', '.join(LOADERS)}; of JSON and CSV also with {', '.join(_COMPRESSED)}"
 
 ON_DISK = "save_to_disk"
 """The loader of a folder that `datasets` saved."""
@@ -70,11 +96,12 @@ def local_files(source: str) -> tuple[str, list[Path]] | None:
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(source, path)
+    loader = _loader(path)
     if path.is_file():
-        if path.suffix not in LOADERS:
-            raise unusable(source, f"unknown kind of file; known: {', '.join(LOADERS)}")
-        return LOADERS[path.suffix], [path]
-    if path.suffix in LOADERS or not _HUB_ID.fullmatch(source):
+        if loader is None:
+            raise unusable(source, f"unknown kind of file; known: {_KINDS}")
+        return loader, [path]
+    if loader is not None or not _HUB_ID.fullmatch(source):
         raise unusable(source, "no such file or folder")
     return None
 
@@ -82,12 +109,61 @@ def local_files(source: str) -> tuple[str, list[Path]] | None:
 def _folder(source: str, folder: Path) -> tuple[str, list[Path]]:
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return ON_DISK, sorted(path for path in folder.rglob("*") if path.is_file())
-    files = sorted(path for path in folder.iterdir() if path.suffix in LOADERS and path.is_file())
-    loaders = sorted({LOADERS[path.suffix] for path in files})
+    loader_of = {path: loader for path in _files_in(folder) if (loader := _loader(path))}
+    files = [path for path in loader_of if not _is_hidden(path.relative_to(folder))]
+    loaders = sorted({loader_of[path] for path in files})
     if len(loaders) != 1:
         what = f"holds {' and '.join(loaders)} files" if loaders else "holds no data files"
-        raise unusable(source, f"the folder {what}; wanted: one kind of {', '.join(LOADERS)}")
+        raise unusable(source, f"the folder {what}; wanted: one kind of {_KINDS}")
     return loaders[0], files
+
+
+def left_out(source: str) -> list[str]:
+    """Return the names of the files in a folder that are not read, in their order."""
+    folder = Path(source).expanduser()
+    read = set(_folder(source, folder)[1])
+    return [str(path.relative_to(folder)) for path in _files_in(folder) if path not in read]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a file or a folder that it is in is what systems and tools leave, as "._rows.csv"."""
+    return any(part.startswith((".", "__")) for part in path.parts)
+
+
+def _loader(path: Path) -> str | None:
+    """Return what reads a file of this name, in upper or lower case; None if nothing does."""
+    name = Path(path.name.lower())
+    if name.suffix not in _COMPRESSED:
+        return LOADERS.get(name.suffix)
+    loader = LOADERS.get(Path(name.stem).suffix)
+    return loader if loader in ("json", "csv") else None
+
+
+def open_text(path: Path, newline: str | None = None) -> IO[str]:
+    """Open a JSON or CSV file, compressed or not, of UTF-8 or, if its first bytes say so, UTF-16.
+
+    Args:
+        path: of the file.
+        newline: as of `open`.
+    """
+    with open_bytes(path) as file:
+        marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if marked else "utf-8-sig"
+    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline=newline)
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file, compressed or not, for reading the bytes that it holds."""
+    stream: IO[bytes] = _COMPRESSED.get(path.suffix.lower(), _plain)(path)
+    return stream
+
+
+def _plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
 
 
 def unusable(source: str, reason: str) -> ConfigError:

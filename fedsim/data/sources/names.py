@@ -1,8 +1,8 @@
 """Names of users and owners, as a source's cells hold them.
 
 A name is the unit of privacy, so it is read with care: one person never appears under two names
-because a column's type changed ("7" and "7.0") or for the spaces around it, and two never under one
-("007" and "7").
+because a column's type changed ("7" and "7.0"), for the spaces around it or for characters that
+nobody sees; and two people never have one ("007" and "7").
 """
 
 from __future__ import annotations
@@ -10,15 +10,67 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from unicodedata import category, normalize
 
 from fedsim.errors import ConfigError
 
 _PRINTED = re.compile(r"[\w.]*[\[{(].*[\]})]|['\"].*['\"]", re.DOTALL)
 """A list as a program prints it, or a name in quotes."""
 
+_FIELD_OF_OBJECT = (
+    "jq -c '.COLUMN |= .id' FILE > rows.jsonl takes the field id of each, for example"
+)
+
+
+MISSING = {
+    *("", "nan", "none", "null", "nil", "n/a", "#n/a", "<na>", "nat", "-", "--", "?"),
+    *("undefined", "unknown", "[deleted]", "[removed]"),
+}
+"""What programs write where there is no value, in lower case."""
+
+_UNSEEN = {*range(0xFE00, 0xFE10), 0x034F, 0x115F, 0x1160, 0x3164, 0xFFA0}
+"""Variation selectors, joiners and fillers: invisible, though Unicode calls them no format."""
+
+_MARKS = {
+    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
+    **dict.fromkeys((0x2018, 0x2019, 0x02BC), "'"),
+}
+_FLOAT = re.compile(r"([+-]?\d+)\.0+")
+
+
+class _Visible(dict[int, int | None]):
+    """A table of `str.translate` without invisible characters, filled as they are met."""
+
+    def __missing__(self, code: int) -> int | None:
+        unseen = code in _UNSEEN or category(chr(code)) == "Cf"
+        return self.setdefault(code, None if unseen else code)
+
+
+_VISIBLE = _Visible()
+
+
+def bare(name: str) -> str:
+    """Return a name without the spaces around it and without invisible characters.
+
+    Phones put marks of the writing direction around names; copying brings zero-width spaces.
+    """
+    return (name if name.isascii() else name.translate(_VISIBLE)).strip()
+
+
+def one_spelling(name: str) -> str:
+    """Return the one form of names that look alike.
+
+    Case, Unicode form, spaces, kinds of dashes and apostrophes, and a final ".0" make no
+    difference.
+    """
+    if not name.isascii():
+        name = normalize("NFKC", bare(name)).translate(_MARKS)
+    name = " ".join(name.casefold().split())
+    return number[1] if (number := _FLOAT.fullmatch(name)) else name
+
 
 def user_name(value: object, field: str) -> str | None:
-    """Return a name without the spaces around it, or None of an empty one.
+    """Return a name as `bare` leaves it, or None of an empty one.
 
     Whole numbers are written as integers, whatever their type is.
 
@@ -40,8 +92,9 @@ def user_name(value: object, field: str) -> str | None:
         value = int(value) if value == int(value) else float(value)
     if not isinstance(value, (str, int, float)) or isinstance(value, bool):
         kind = type(value).__name__
-        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or numbers")
-    return str(value).strip() or None
+        hint = f"; {_FIELD_OF_OBJECT}" if isinstance(value, dict) else ""
+        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or numbers{hint}")
+    return bare(str(value)) or None
 
 
 def owner_names(value: object, field: str, separator: str | None) -> tuple[str, ...] | None:

@@ -41,6 +41,7 @@ class Record(NamedTuple):
         columns: name to value, as the source has it; None where the source has a null.
         owners: names of who owns the text beside its user; the user may be among them.
         chat: whether the text is a conversation, as of `fedsim.data.sources.conversations`.
+        row: its number in the source, from 1; for messages.
     """
 
     user: str
@@ -48,6 +49,7 @@ class Record(NamedTuple):
     columns: Mapping[str, Any] = NO_COLUMNS
     owners: tuple[str, ...] = ()
     chat: bool = False
+    row: int = 0
 
     @property
     def said(self) -> str:

@@ -10,18 +10,25 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedsim.data.sources.conversations import RowError, answer_text, messages_text, whole_text
-from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, unusable
+from fedsim.data.sources.json_files import json_records
+from fedsim.data.sources.local_files import (
+    ON_DISK,
+    load_saved,
+    local_files,
+    open_bytes,
+    open_text,
+    unusable,
+)
 from fedsim.data.sources.names import owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.files import check_no_pointers
-from fedsim.utils.json_text import parse_json
 
 Batch = Mapping[str, list[Any]]
 
@@ -40,7 +47,7 @@ class SourceSpec(NamedTuple):
 
     Attributes:
         source: a path, a hub id, or one of `BUILT_IN`.
-        user_column: the user of the text.
+        user_column: the user of the text; the first owner, where it is the owners' column.
         text_column: the text, the messages or the prompt.
         kind: what that column holds; its key in the config is `kind` + "_column".
         completion_column: the completion of a prompt.
@@ -96,19 +103,25 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
         yield from (RawRecord(user, text) for user, text in BUILT_IN[spec.source]())
         return
     any_user, num_rows, only_numbers = False, 0, spec.kind == "text"
+    field = f"data.user_column = {spec.user_column!r}"
+    if spec.user_column == spec.owners_column:
+        field = f"data.owners_column = {spec.owners_column!r}"
     for batch in _batches(spec.source, {**extra, **spec.columns}):
-        field = f"data.user_column = {spec.user_column!r}"
-        users = [user_name(value, field) for value in batch[spec.user_column]]
+        owners = list(islice(_owners(batch, spec), len(batch[spec.user_column])))
+        if spec.user_column == spec.owners_column:
+            users = [named[0] if named else None for named in owners]
+        else:
+            users = [user_name(value, field) for value in batch[spec.user_column]]
         any_user = any_user or any(user is not None for user in users)
         texts = _texts(batch, spec, num_rows)
         only_numbers = only_numbers and all(map(_NUMBER.fullmatch, filter(None, texts)))
         num_rows += len(users)
-        parts = zip(users, texts, _columns(batch, extra), _owners(batch, spec), strict=False)
+        parts = zip(users, texts, _columns(batch, extra), owners, strict=False)
         yield from map(RawRecord._make, parts)
     if not num_rows:
         raise unusable(spec.source, "holds no rows")
     if not any_user:
-        raise ConfigError(f"data.user_column = {spec.user_column!r}: all values are null")
+        raise ConfigError(f"{field}: all values are null")
     if only_numbers:
         raise ConfigError(
             f"data.text_column = {spec.text_column!r}: holds nothing but numbers; wanted: strings"
@@ -158,7 +171,8 @@ def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
 def _undecodable(files: list[Path]) -> str:
     """Return the place of the first bytes that are not UTF-8."""
     for path in files:
-        content = path.read_bytes()
+        with open_bytes(path) as file:
+            content = file.read()
         try:
             content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -174,7 +188,7 @@ def _csv_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
     for path in files:
-        lines = _csv_rows(path)
+        lines = _csv_rows(path, _delimiter(path, needed))
         columns = next(lines, None)
         if columns is None:
             continue
@@ -189,7 +203,17 @@ def _csv_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch
             yield {name: [row[place] or None for row in rows] for name, place in places.items()}
 
 
-def _csv_rows(path: Path) -> Iterator[list[str]]:
+def _delimiter(path: Path, needed: Mapping[str, str]) -> str:
+    """Return what stands between the needed columns in the header; a comma if nothing does."""
+    with open_text(path, newline="") as file:
+        header = next(filter(str.strip, file), "")
+    for mark in ",;\t|":
+        if needed.keys() <= set(next(csv.reader([header], delimiter=mark), [])):
+            return mark
+    return ","
+
+
+def _csv_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
     """Yield the header and the rows of a CSV, without empty lines.
 
     Of a text that is not quoted, or whose quotes are not doubled, a part would be taken for the
@@ -201,8 +225,8 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
     """
     csv.field_size_limit(sys.maxsize)  # a text can be a book
     width = None
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
+    with open_text(path, newline="") as file:
+        reader = csv.reader(file, strict=True, delimiter=delimiter)
         try:
             for row in filter(None, reader):
                 width = width or len(row)
@@ -214,45 +238,28 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
                 yield row
         except csv.Error as error:
             raise ValueError(
-                f"{path.name}: line {reader.line_num}: {error}; write a quote in a text twice"
+                f"{path.name}: line {reader.line_num}: {error}; write a quote in a text twice (in "
+                """Spark by .option("escape", '"'))"""
             ) from error
 
 
 def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
-    """Read JSON Lines, or files that are one list of objects, each value as it is written.
+    """Read JSON, each value as it is written.
 
     `datasets` infers one type for a column of many rows: one user's row could turn the names of
     others into dates, or large integers among them into rounded floats.
     """
-    columns: dict[str, None] = {}  # of a column that is named further down, rows before are nulls
-    for record in chain.from_iterable(map(_json_records, files)):
-        columns.update(dict.fromkeys(record))
-        if needed.keys() <= columns.keys():
-            break
-    if columns:
-        _check_columns(needed, list(columns))
-    records = chain.from_iterable(map(_json_records, files))
-    while batch := list(islice(records, _BATCH)):
-        yield {name: [record.get(name) for record in batch] for name in needed}
-
-
-def _json_records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
-        is_list = next((line for line in file if line.strip()), "").lstrip().startswith("[")
-        file.seek(0)
-        for number, text in enumerate([file.read()] if is_list else file, start=1):
-            if not text.strip():
-                continue
-            place = path.name if is_list else f"{path.name}: line {number}"
-            try:
-                value = parse_json(text)
-            except ValueError as error:
-                what = getattr(error, "msg", error)
-                raise ValueError(f"{place} is no JSON: {what}") from error
-            for record in value if is_list else [value]:
-                if not isinstance(record, dict):
-                    raise ValueError(f"{place} is no JSON object")
-                yield record
+    for path in files:
+        columns: dict[str, None] = {}  # rows before the first that names a column are nulls
+        for record in json_records(path, needed):
+            columns.update(dict.fromkeys(record))
+            if needed.keys() <= columns.keys():
+                break
+        if columns:
+            _check_columns(needed, list(columns), f"; file: {path.name}" if files[1:] else "")
+        records = json_records(path, needed)
+        while batch := list(islice(records, _BATCH)):
+            yield {name: [record.get(name) for record in batch] for name in needed}
 
 
 def _dataset_batches(
@@ -362,6 +369,17 @@ def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
 
 
 def _text(value: object, field: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return None if value is None else whole_text(value)
+    if value is None or value != value:  # noqa: PLR0124  (NaN)
+        return None
+    text = _joined(value) if isinstance(value, list) else value
+    if isinstance(text, str):
+        return whole_text(text)
     raise RowError(field, f"holds {kind_of(value)}", "strings")
+
+
+def _joined(parts: list[Any]) -> str | None:
+    """Return a text that a chat export keeps as strings and, for links and such, {"text": …}."""
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if texts != parts and all(isinstance(text, str) for text in texts):
+        return "".join(texts)
+    return None

@@ -17,7 +17,6 @@ CONTRACT = """
 seed = 0
 [data]
 source = "shakespeare"
-user_column = "speaker"
 text_column = "text"
 sequence_length = 64
 held_out_examples = 0.1

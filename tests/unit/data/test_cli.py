@@ -127,14 +127,24 @@ def test_the_list_of_recipes() -> None:
     assert found["cc-news"]["data"]["source"] == "vblagoje/cc_news"
 
 
-def test_inspect_counts_names_that_differ_in_case_or_form_alone(tmp_path: Path) -> None:
-    names = ("Ann", "ann", "ANN", "Jos\u00e9", "Jose\u0301", "bob", "\ud800")
-    build([(name, "x") for name in names], tmp_path / "store")
-    printed = _run(["inspect", str(tmp_path / "store")])
-    assert "5 users have a name that is another's but for case" in " ".join(printed.split())
-    assert json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["users_alike"] == 5
+def test_inspect_shows_names_that_may_not_be_one_person_each(tmp_path: Path) -> None:
+    names = ("Ann", "ann", "Jos\u00e9", "Jose\u0301", "nan", "who", "1.23457E+17", "bob", "\ud800")
+    owned = [("bob", "x", ("Hub <hub@x.org>", "HUB@x.org"))]  # who wrote nothing
+    records = [*((name, "x", ()) for name in names), *owned]
+    build(records, tmp_path / "store", user_column="who", co_owned=True)
+    printed = " ".join(_run(["inspect", str(tmp_path / "store")]).split())
+    assert "e-mail address): 6, such as 'Ann' = 'ann', 'Jos\\xe9' = 'Jose\\u0301', " in printed
+    assert "'Hub <hub@x.org>' = 'HUB@x.org'; if two" in printed
+    assert 'add { step = "user-name", transform = "one-spelling" }' in printed
+    found = json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["doubtful_names"]
+    assert {each["kind"]: (each["count"], each["examples"]) for each in found[1:]} == {
+        "missing": (1, ["'nan'"]),
+        "header": (1, ["'who'"]),
+        "rounded": (1, ["'1.23457E+17'"]),
+    }
     build([("ann", "x"), ("bob", "x")], tmp_path / "other")
-    assert "name that is another's" not in _run(["inspect", str(tmp_path / "other")])
+    plain = json.loads(_run(["inspect", str(tmp_path / "other"), "--json"]))
+    assert plain["doubtful_names"] == []
 
 
 def test_inspect_something_else(tmp_path: Path) -> None:

@@ -162,6 +162,23 @@ def test_lists_in_other_formats(tmp_path: Path) -> None:
     assert read == expected[:1]
 
 
+def test_owners_alone_are_enough(tmp_path: Path) -> None:
+    """The first is then the user; a text of nobody, or of somebody unknown, is dropped."""
+    rows = [{"said": "words", "to": to} for to in (["bob", "cy"], ["cy"], [], None, ["bob", None])]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    config = parse_config(
+        {"data": {"source": str(path), "text_column": "said", "owners_column": "to"}}
+    ).data
+    read: Any = records(config)
+    assert list(read) == [("bob", "words", ("bob", "cy")), ("cy", "words", ("cy",))]
+    assert read.dropped == {"null user": 3}
+    (tmp_path / "rows.csv").write_text("to,said\nbob; cy,words\n")
+    config = config.model_copy(
+        update={"source": str(tmp_path / "rows.csv"), "owners_separator": ";"}
+    )
+    assert list(records(config)) == [("bob", "words", ("bob", "cy"))]
+
+
 def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
     """Classes in a list are numbers on disk, and a name may have spaces around it."""
     import datasets  # noqa: PLC0415

@@ -1,6 +1,9 @@
 """Reading sources: the same records from every kind of file, and errors that name the field."""
 
+import bz2
+import gzip
 import json
+import lzma
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import records, source_fingerprint
+from fedsim.data.reading import records, source_fingerprint, unread_files
 from fedsim.errors import ConfigError
 from tests.conftest import Patch, write_rows
 from tests.unit.data.data_samples import build
@@ -81,6 +84,111 @@ def test_a_folder_of_files_is_read_in_the_order_of_their_names(tmp_path: Path) -
     assert list(records(_config(tmp_path))) == [("ann", "x"), ("bob", "x")]
 
 
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".XZ": lzma.compress,
+    ".zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
+}
+
+
+@pytest.mark.parametrize("kind", ["rows.jsonl", "rows.csv"])
+@pytest.mark.parametrize("ending", PACKED)
+def test_a_folder_is_read_whole(tmp_path: Path, kind: str, ending: str) -> None:
+    """Compressed, in upper case, in a folder of it; in two parts, as they are put together."""
+    folder = tmp_path / "data"
+    WRITERS[kind](tmp_path / kind)
+    content, pack = (tmp_path / kind).read_bytes(), PACKED[ending]
+    half = content.index(b"\n") + 1
+    later = folder / "2024" / f"{kind.upper()}{ending}"
+    later.parent.mkdir(parents=True)
+    (folder / f"{kind}{ending}").write_bytes(pack(content[:half]) + pack(content[half:]))
+    later.write_bytes(pack(content))
+    assert list(records(_config(folder))) == EXPECTED * 2
+    assert unread_files(_config(folder)) == []
+    for name in (f"._{kind}", "README.md", ".cache/rows.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"\x00\x05")
+    assert list(records(_config(folder))) == EXPECTED * 2
+    words = f"files that are not read (3): ._{kind}, .cache/rows.jsonl, README.md"
+    assert words in " ".join(unread_files(_config(folder)))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_compressed_file_that_was_cut_short(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.jsonl{ending}"
+    pack = PACKED.get(ending) or lzma.compress
+    path.write_bytes(pack(b'{"speaker": "ann", "text": "x"}\n' * 999)[:-9])
+    with pytest.raises(ConfigError, match=rf"^data\.source = '.*{ending}': "):
+        list(records(_config(path)))
+
+
+_COLUMNS = {key: {str(n): row[key] for n, row in enumerate(ROWS)} for key in ROWS[0]}
+_EXPORT = {"name": "a group", "ids": [1, 2], "messages": ROWS}
+_PARTS = [{"speaker": "ann", "text": ["see ", {"type": "link", "text": "x.org"}, "!"]}]
+SHAPES: dict[str, tuple[str, list[tuple[str | None, str | None]]]] = {
+    "a list over lines": (json.dumps(ROWS, indent=1), EXPECTED),
+    "lists one after the other": (json.dumps(ROWS) + "\n" + json.dumps(ROWS), EXPECTED * 2),
+    "a list in an object": (json.dumps(_EXPORT), EXPECTED),
+    "a list in an object over lines": (json.dumps(_EXPORT, indent=1), EXPECTED),
+    "objects over lines": ("\n".join(json.dumps(row, indent=1) for row in ROWS), EXPECTED),
+    "commas between lines": (",\n".join(map(json.dumps, ROWS)), EXPECTED),
+    "columns of pandas": (json.dumps(_COLUMNS), EXPECTED),
+    "one row": (json.dumps(ROWS[0]), EXPECTED[:1]),
+    "one row over lines": (json.dumps(ROWS[0], indent=1), EXPECTED[:1]),
+    "parts of a text": (json.dumps(_PARTS), [("ann", "see x.org!")]),
+    "NaN": (
+        '{"speaker": NaN, "text": "x"}\n{"speaker": "a", "text": NaN}',
+        [(None, "x"), ("a", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_json_of_every_shape(tmp_path: Path, shape: str, encoding: str) -> None:
+    content, expected = SHAPES[shape]
+    (tmp_path / "rows.json").write_text(content, encoding=encoding)
+    assert list(records(_config(tmp_path / "rows.json"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"users": ["ann"], "user_data": {"ann": {"x": ["a"]}}}', ".value.x[]}' {} > rows.jsonl"),
+        ('{"ann": ["a", "b"], "bob": ["c"]}', "text: .value[]}' {} > rows.jsonl for users"),
+        ('{"chats": {"list": [{"messages": []}]}}', "'.KEY[]' for a list at KEY"),
+        ('{"speaker": "a", "text": "x"}\n\0\0\0\n{}', "line 2 is no JSON: it holds NUL bytes"),
+        ('{"speaker": "a", "text": "x"}\n{"speaker": "b", "te', "short: sed '$d' {} > rows.jsonl"),
+        ('[{"speaker": "a"},\n{"speaker": b}]', "line 2 is no JSON"),
+        ('{"speaker": "a", "text": "x"}\n["b", "y"]', "line 2 is no JSON object"),
+        ('["a", "b"]', "is no JSON object"),
+    ],
+)
+def test_json_of_another_shape_and_what_makes_lines_of_it(
+    tmp_path: Path, content: str, words: str
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"^data\.source") as caught:
+        list(records(_config(path)))
+    assert words.replace("{}", str(path)) in str(caught.value)
+    assert "bob" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_cells_of_a_csv_between_other_marks(tmp_path: Path, mark: str, encoding: str) -> None:
+    lines = [["speaker", "text"], ["ann", '"one; two, three"'], ["bob", "four"]]
+    content = "\n".join(mark.join(cells) for cells in lines)
+    (tmp_path / "rows.csv").write_text(content, encoding=encoding)
+    assert list(records(_config(tmp_path / "rows.csv"))) == [
+        ("ann", "one; two, three"),
+        ("bob", "four"),
+    ]
+
+
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_a_folder_of_save_to_disk(tmp_path: Path, as_dict: bool) -> None:
     table = datasets.Dataset.from_list(ROWS)
@@ -97,6 +205,8 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, as_dict: bool) -> None:
         ([Decimal("7.00"), Decimal("7.50")], ["7", "7.5"]),
         (["007", "7"], ["007", "7"]),
         (["ann ", "ann"], ["ann", "ann"]),
+        (["\u202aann\u202c", "\u200eann", "a\u200bnn", "\ufeff ann"], ["ann"] * 4),
+        (["a\u00adnn", "ann\ufe0f", "\u2066\u2069"], ["ann", "ann", None]),
         (["", "  "], [None, None]),
     ],
 )
@@ -181,9 +291,16 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
         list(records(_config(tmp_path / "rows.csv")))
 
 
-def test_a_later_file_without_a_column_is_refused(tmp_path: Path) -> None:
-    WRITERS["rows.parquet"](tmp_path / "a.parquet")
-    pq.write_table(pa.Table.from_pylist([{"speaker": "eve", "Text": "a"}]), tmp_path / "b.parquet")
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_a_later_file_without_a_column_is_refused(tmp_path: Path, kind: str) -> None:
+    WRITERS[f"rows.{kind}"](tmp_path / f"a.{kind}")
+    later = tmp_path / f"b.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([{"speaker": "eve", "Text": "a"}]), later)
+    else:
+        later.write_text(
+            "speaker,Text\neve,a\n" if kind == "csv" else '{"speaker":"eve","Text":"a"}'
+        )
     with pytest.raises(ConfigError, match="'text': no such column; columns: speaker, Text"):
         list(records(_config(tmp_path)))
 
@@ -231,7 +348,7 @@ def test_a_column_of_something_else(tmp_path: Path, field: str, complaint: str) 
         ("rows.csv", b'speaker,text\nann,"open', "line 2: unexpected end of data; write a quote"),
         ("rows.parquet", b"not parquet", "Parquet"),
         ("rows.arrow", b"not arrow", "."),
-        ("rows.xlsx", b"PK", "unknown kind of file; known: .jsonl, .json, .csv"),
+        ("rows.xlsx", b"PK", "unknown kind of file; known: .jsonl, .ndjson, .json, .csv"),
     ],
 )
 def test_a_file_that_cannot_be_read(

@@ -42,6 +42,27 @@ def test_owners_are_renamed_with_users(tmp_path: Path) -> None:
     assert next(Prepared(mails, [lower]).stream)[::3] == ("b", ("ann",))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("hub@x.org", "Hub@X.org", "HUB <hub@x.org>", "'hub@x.org'"),
+        ("jos\u00e9", "Jose\u0301", "JOSE\u0301", "\uff2aos\u00e9"),
+        ("person-1", "person\u20111", "Person\u00ad-1", "person\u22121"),
+        ("7", "7.0", "7.00", "\uff17"),
+        ("ann lee", "Ann  Lee", "ANN\u00a0LEE", "ann\u200f lee"),
+        ("o'brien", "O\u2019Brien"),
+    ],
+)
+def test_names_that_look_alike_get_one_spelling(names: tuple[str, ...]) -> None:
+    """Of users and owners, and others stay apart."""
+    merge = step("user-name", transform="one-spelling")
+    posts = [RawRecord(name, "x", {}, (name, "007", "7.5")) for name in names]
+    read = list(Prepared(posts, [merge]).stream)
+    assert {(record.user, record.owners) for record in read} == {
+        (names[0], (names[0], "007", "7.5"))
+    }
+
+
 def test_owners_of_mails_and_threads() -> None:
     columns = {"to": "Bob <bob@x.org>, cy@x.org,", "cc": ["BOB@x.org"], "bcc": None}
     mails = [RawRecord("Ann@X.org", "1", columns, ("DEE <dee@x.org>",))]
@@ -63,7 +84,7 @@ def test_owners_of_mails_and_threads() -> None:
 @pytest.mark.parametrize("kind", ["json", "csv"])
 def test_spaces_around_an_alias_or_a_person_are_no_part_of_it(tmp_path: Path, kind: str) -> None:
     """Else the file would make a second person of each name that has some."""
-    pairs = {"bob": " Robert", "bobby ": "Robert", "ann": "Ann "}
+    pairs = {"bob": " Robert", "bobby ": "\u200eRobert", "ann": "Ann "}
     (tmp_path / "a.json").write_text(json.dumps(pairs))
     rows = ["alias,person", *(f"{alias},{person}" for alias, person in pairs.items()), "bob,Robert"]
     (tmp_path / "a.csv").write_text("\n".join(rows))

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 import pytest
 
 from fedsim.data.preparation.times import instant
+from fedsim.errors import ConfigError
 from tests.unit.preparation.preparation_samples import prepare, step
 
 NEW_YEAR_2018 = 1_514_764_800.0
@@ -17,7 +18,9 @@ NEW_YEAR_2018 = 1_514_764_800.0
     [
         1_514_764_800,
         1_514_764_800.0,
-        "1514764800",
+        *("1514764800", "1514764800.000000", "1514764800000", "15147648e5"),
+        *(1_514_764_800_000, 1_514_764_800_000_000, 1_514_764_800_000_000_000),
+        *("20180101", 20180101, "20180101000000"),
         "2018-01-01",
         "2018-01-01 00:00:00 UTC",
         "2018-01-01T01:00:00+01:00",
@@ -31,16 +34,26 @@ def test_one_instant_in_many_forms(value: object) -> None:
     assert instant(value) == NEW_YEAR_2018
 
 
+@pytest.mark.parametrize("value", [None, "", " ", float("nan"), "NaT", "null", "None", "-"])
+def test_no_time(value: object) -> None:
+    assert instant(value) is None
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        *(None, "", "soon", float("nan"), True, [1], "2018-13-01"),
-        *(10**400, "9" * 400, "Sun, 31 Dec 2017 16:00:00 +9999999999999999999"),
+        *("soon", True, [1], "2018-13-01", "01/02/2018 10:00 AM", "2018-01-01 10:00 AM"),
+        *(0, 2018, "2018", 20181301, 10**11 - 1, 10**400, "9" * 400, float("inf")),
+        "Sun, 31 Dec 2017 16:00:00 +9999999999999999999",
         "Sun, 31 Dec 99999999999999999999 16:00:00 -0800",
     ],
 )
-def test_no_time(value: object) -> None:
-    assert instant(value) is None
+def test_what_is_no_time_is_refused_with_its_row_and_its_shape(value: object) -> None:
+    rows = [("ann", "x", {"date": "2018-01-01"}), ("bob", None, {}), ("ann", "y", {"date": value})]
+    with pytest.raises(ConfigError, match=r"time-window: column = 'date': row 3: ") as caught:
+        prepare(rows, step("time-window", column="date", since="2018-01-01"))
+    assert "01/02" not in str(caught.value)
+    assert "soon" not in str(caught.value)
 
 
 def test_a_window_has_its_first_moment_and_not_its_last() -> None:

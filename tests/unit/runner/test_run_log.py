@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
-from tests.conftest import Capture, Log
+from tests.conftest import Capture, Log, write_rows
 from tests.helpers.light import light_config
 
 
@@ -72,7 +72,7 @@ def test_rows_that_were_dropped_are_said_before_the_run(
     caplog.set_level(logging.INFO, "fedsim")
     light = light_config(speeches, strategy={"rounds": 1, "cohort_size": 6})
     row = json.loads(speeches.read_text(encoding="utf-8").splitlines()[0])
-    rows = [{**row, light.data.user_column: None}, *[{**row, light.data.text_column: ""}] * 2]
+    rows = [{**row, light.data.users_from: None}, *[{**row, light.data.text_column: ""}] * 2]
     own = tmp_path / "own.jsonl"
     added = "".join(json.dumps(each) + "\n" for each in rows[:wrong])
     own.write_text(speeches.read_text(encoding="utf-8") + added, encoding="utf-8")
@@ -81,3 +81,26 @@ def test_rows_that_were_dropped_are_said_before_the_run(
     line = "Rows of the data that were dropped (no ε covers these numbers): "
     met = [text for text in caplog.messages if text.startswith(line)]
     assert met == [f"{line}empty text: 2, null user: 1"] * bool(wrong)
+
+
+def test_doubtful_names_and_unread_files_are_said_before_the_run_and_written_nowhere(
+    speeches: Path, tmp_path: Path, caplog: Log
+) -> None:
+    light = light_config(speeches, strategy={"rounds": 1, "cohort_size": 6})
+    rows = [json.loads(line) for line in speeches.read_text(encoding="utf-8").splitlines()]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    user = light.data.users_from
+    write_rows(folder / "a.jsonl", [*rows, {**rows[0], user: f"{rows[0][user].upper()}\u200b"}])
+    (folder / "b.txt").write_text("")
+    config = light.model_copy(
+        update={"data": light.data.model_copy(update={"source": str(folder)})}
+    )
+    run(config, tmp_path / "run")
+    assert any(text.endswith("files that are not read (1): b.txt") for text in caplog.messages)
+    (met,) = [text for text in caplog.messages if "names that look alike" in text]
+    name = rows[0][user]
+    assert met.startswith("Not covered by ε: ")
+    assert f": 2, such as '{name}' = '{name.upper()}'; if two are one person" in met
+    for path in (tmp_path / "run").rglob("*.*"):
+        assert name.upper().encode() not in path.read_bytes()

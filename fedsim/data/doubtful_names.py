@@ -1,0 +1,117 @@
+"""Names of users and owners that may not be one person each; for who owns the data alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.data.preparation.users import one_form
+from fedsim.data.sources.names import MISSING
+from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import OWNERS, USERS
+
+_ROUNDED = re.compile(r"[+-]?\d(\.\d+)?e\+\d+")
+_EXAMPLES, _LONGEST = 3, 40
+
+ONE_SPELLING = '{ step = "user-name", transform = "one-spelling" }'
+
+
+class Doubt(NamedTuple):
+    """Names of one kind.
+
+    Attributes:
+        kind: "alike", "missing", "header" or "rounded".
+        count: how many names.
+        examples: at most three; of "alike", names that are alike, with "=" between them.
+    """
+
+    kind: str
+    count: int
+    examples: list[str]
+
+    @property
+    def sentence(self) -> str:
+        """What is doubtful, how many there are, and what would do."""
+        what, cure = _KINDS[self.kind]
+        return f"{what}: {self.count:,}, such as {', '.join(self.examples)}; {cure}"
+
+
+_KINDS = {
+    "alike": (
+        "names that look alike (but for case, Unicode form, spaces, a final .0 or the form of an "
+        "e-mail address)",
+        f"if two are one person, no ε is promised to that person: add {ONE_SPELLING} to "
+        "data.preparation",
+    ),
+    "missing": (
+        "names that may stand for a missing one",
+        "all their texts count as one person's: empty these cells, and their rows are dropped",
+    ),
+    "header": (
+        "names that are the column's own",
+        "files were joined with their headers: remove these rows",
+    ),
+    "rounded": (
+        "names that are numbers in scientific notation",
+        "a spreadsheet rounded them, and many people may have become one: export the column as "
+        "text",
+    ),
+}
+
+
+def doubtful_names(store: TokenStore) -> list[Doubt]:
+    """Return the kinds of doubtful names among a store's users and owners, also of no text.
+
+    One pass over the names, and one more for examples if any are alike. Memory: 8 bytes a name.
+    """
+    header = store.manifest.get("user_column")
+    found: dict[str, list[str]] = {"missing": [], "header": [], "rounded": []}
+    hashes = np.fromiter((hash(_noted(name, found, header)) for name in _names(store)), np.int64)
+    distinct, counts = np.unique(hashes, return_counts=True)
+    alike = set(distinct[counts > 1].tolist())
+    doubts = [
+        Doubt(kind, len(names), [_shown(name) for name in names[:_EXAMPLES]])
+        for kind, names in found.items()
+        if names
+    ]
+    if alike:
+        doubts.insert(0, Doubt("alike", int(counts[counts > 1].sum()), _pairs(store, alike)))
+    return doubts
+
+
+def _noted(name: str, found: dict[str, list[str]], header: str | None) -> str:
+    """Add a name to the kinds that it is of; return its one form."""
+    form = one_form(name)
+    if form in MISSING:
+        found["missing"].append(name)
+    if name == header:
+        found["header"].append(name)
+    if "+" in form and _ROUNDED.fullmatch(form):
+        found["rounded"].append(name)
+    return form
+
+
+def _pairs(store: TokenStore, alike: set[int]) -> list[str]:
+    """Return some names of the first three groups that are alike."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name in _names(store):
+        if (key := hash(one_form(name))) in alike and (key in groups or len(groups) < _EXAMPLES):
+            groups[key].append(name)
+    return [" = ".join(map(_shown, names[:_EXAMPLES])) for names in groups.values()]
+
+
+def _names(store: TokenStore) -> Iterator[str]:
+    for path in (store.path / USERS, store.path / OWNERS):
+        if path.exists():
+            with path.open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+
+
+def _shown(name: str) -> str:
+    """Return a name of which every character can be told from others, shortened."""
+    return ascii(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")

@@ -26,19 +26,19 @@ class Doubt(NamedTuple):
 
     Attributes:
         kind: "alike", "missing", "header" or "rounded".
-        count: how many names.
+        num_names: how many there are.
         examples: at most three; of "alike", names that are alike, with "=" between them.
     """
 
     kind: str
-    count: int
+    num_names: int
     examples: list[str]
 
     @property
     def sentence(self) -> str:
         """What is doubtful, how many there are, and what would do."""
         what, cure = _KINDS[self.kind]
-        return f"{what}: {self.count:,}, such as {', '.join(self.examples)}; {cure}"
+        return f"{what}: {self.num_names:,}, such as {', '.join(self.examples)}; {cure}"
 
 
 _KINDS = {

@@ -25,7 +25,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (any JSON)
         raise ValueError("nested too deeply") from None
 
 
-_BETWEEN = re.compile(r"[\s,]*")
+_NEXT = re.compile(r"[^\s,]")
 
 
 def parse_values(text: str) -> Iterator[Any]:
@@ -34,15 +34,13 @@ def parse_values(text: str) -> Iterator[Any]:
     Raises:
         ValueError: (while iterating) as of `parse_json`.
     """
-    decoder = json.JSONDecoder(object_pairs_hook=_distinct)
-    place = _BETWEEN.match(text).end()  # type: ignore[union-attr]  (it matches everywhere)
-    while place < len(text):
+    decoder, end = json.JSONDecoder(object_pairs_hook=_distinct), 0
+    while (start := _NEXT.search(text, end)) is not None:
         try:
-            value, place = decoder.raw_decode(text, place)
+            value, end = decoder.raw_decode(text, start.start())
         except RecursionError:
             raise ValueError("nested too deeply") from None
         yield value
-        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

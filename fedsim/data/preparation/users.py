@@ -28,7 +28,8 @@ def _first_author(names: str) -> str:
 def one_form(name: str) -> str:
     """Return the one form of names that look alike: of one e-mail address the address."""
     name = one_spelling(name)
-    return (one_address(name) if "@" in name else "") or name
+    is_named = "@" in name and name[-1] in ">)'"  # else it has been made lower case, no more
+    return (one_address(name) if is_named else "") or name
 
 
 TRANSFORMS: dict[str, Callable[[str], str]] = {

@@ -107,16 +107,16 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     if spec.user_column == spec.owners_column:
         field = f"data.owners_column = {spec.owners_column!r}"
     for batch in _batches(spec.source, {**extra, **spec.columns}):
-        owners = list(islice(_owners(batch, spec), len(batch[spec.user_column])))
+        named = list(islice(_owners(batch, spec), len(batch[spec.user_column])))
         if spec.user_column == spec.owners_column:
-            users = [named[0] if named else None for named in owners]
+            users = [each[0] if each else None for each in named]
         else:
             users = [user_name(value, field) for value in batch[spec.user_column]]
         any_user = any_user or any(user is not None for user in users)
         texts = _texts(batch, spec, num_rows)
         only_numbers = only_numbers and all(map(_NUMBER.fullmatch, filter(None, texts)))
         num_rows += len(users)
-        parts = zip(users, texts, _columns(batch, extra), owners, strict=False)
+        parts = zip(users, texts, _columns(batch, extra), named, strict=False)
         yield from map(RawRecord._make, parts)
     if not num_rows:
         raise unusable(spec.source, "holds no rows")
@@ -380,6 +380,5 @@ def _text(value: object, field: str) -> str | None:
 def _joined(parts: list[Any]) -> str | None:
     """Return a text that a chat export keeps as strings and, for links and such, {"text": …}."""
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    if texts != parts and all(isinstance(text, str) for text in texts):
-        return "".join(texts)
-    return None
+    known = [text for text in texts if isinstance(text, str)]
+    return "".join(known) if texts != parts and len(known) == len(parts) else None

@@ -137,7 +137,7 @@ def test_inspect_shows_names_that_may_not_be_one_person_each(tmp_path: Path) -> 
     assert "'Hub <hub@x.org>' = 'HUB@x.org'; if two" in printed
     assert 'add { step = "user-name", transform = "one-spelling" }' in printed
     found = json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["doubtful_names"]
-    assert {each["kind"]: (each["count"], each["examples"]) for each in found[1:]} == {
+    assert {each["kind"]: (each["num_names"], each["examples"]) for each in found[1:]} == {
         "missing": (1, ["'nan'"]),
         "header": (1, ["'who'"]),
         "rounded": (1, ["'1.23457E+17'"]),

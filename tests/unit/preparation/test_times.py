@@ -49,7 +49,8 @@ def test_no_time(value: object) -> None:
     ],
 )
 def test_what_is_no_time_is_refused_with_its_row_and_its_shape(value: object) -> None:
-    rows = [("ann", "x", {"date": "2018-01-01"}), ("bob", None, {}), ("ann", "y", {"date": value})]
+    dates: list[dict[str, object]] = [{"date": "2018-01-01"}, {}, {"date": value}]
+    rows = list(zip(("ann", "bob", "ann"), ("x", None, "y"), dates, strict=True))
     with pytest.raises(ConfigError, match=r"time-window: column = 'date': row 3: ") as caught:
         prepare(rows, step("time-window", column="date", since="2018-01-01"))
     assert "01/02" not in str(caught.value)

@@ -45,7 +45,7 @@ _KINDS = {
     "alike": (
         "names that look alike (but for case, Unicode form, spaces, a final .0 or the form of an "
         "e-mail address)",
-        f"if two are one person, no ε is promised to that person: add {ONE_SPELLING} to "
+        f"if two are one person, that person's ε is larger than the promised one: add {ONE_SPELLING} to "
         "data.preparation",
     ),
     "missing": (

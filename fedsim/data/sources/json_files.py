@@ -47,12 +47,17 @@ def _parsed(line: str, place: str, path: Path, following: Iterator[object]) -> o
     try:
         return parse_json(line)
     except ValueError as error:
-        what, file = getattr(error, "msg", error), shlex.quote(str(path))
+        what = getattr(error, "msg", error)
         if "\0" in line:
-            what = f"it holds NUL bytes, as after a crash; tr -d '\\000' < {file} > rows.jsonl"
+            what = f"it holds NUL bytes, as after a crash; tr -d '\\000' < {_to_lines(path)}"
         elif next(following, None) is None:
-            what = f"{what}; if the last line was cut short: sed '$d' {file} > rows.jsonl"
+            what = f"{what}; if the last line was cut short: sed '$d' {_to_lines(path)}"
         raise ValueError(f"{place} is no JSON: {what}") from error
+
+
+def _to_lines(path: Path) -> str:
+    """Return the end of a command that reads this file and writes another."""
+    return f"{shlex.quote(str(path))} > {shlex.quote(f'{path.stem}-rows.jsonl')}"
 
 
 def _row(value: object, place: str) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def _rows_in(whole: Mapping[str, Any], path: Path, needed: Collection[str]) -> l
         rows, of_what = ".user_data | to_entries[] | {user: .key, text: .value.x[]}", "LEAF"
     raise ValueError(
         f"{path.name} is one object without one list of rows; make lines of it: jq -c '{rows}' "
-        f"{shlex.quote(str(path))} > rows.jsonl for {of_what}, '.KEY[]' for a list at KEY"
+        f"{_to_lines(path)} for {of_what}, '.KEY[]' for a list at KEY"
     )
 
 

@@ -18,7 +18,7 @@ _PRINTED = re.compile(r"[\w.]*[\[{(].*[\]})]|['\"].*['\"]", re.DOTALL)
 """A list as a program prints it, or a name in quotes."""
 
 _FIELD_OF_OBJECT = (
-    "jq -c '.COLUMN |= .id' FILE > rows.jsonl takes the field id of each, for example"
+    "jq -c '.COLUMN |= .id' FILE > OTHER.jsonl takes the field id of each, for example"
 )
 
 

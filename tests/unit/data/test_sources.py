@@ -156,11 +156,17 @@ def test_json_of_every_shape(tmp_path: Path, shape: str, encoding: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"users": ["ann"], "user_data": {"ann": {"x": ["a"]}}}', ".value.x[]}' {} > rows.jsonl"),
-        ('{"ann": ["a", "b"], "bob": ["c"]}', "text: .value[]}' {} > rows.jsonl for users"),
+        (
+            '{"users": ["ann"], "user_data": {"ann": {"x": ["a"]}}}',
+            ".value.x[]}' {} > rows-rows.jsonl",
+        ),
+        ('{"ann": ["a", "b"], "bob": ["c"]}', "text: .value[]}' {} > rows-rows.jsonl for users"),
         ('{"chats": {"list": [{"messages": []}]}}', "'.KEY[]' for a list at KEY"),
         ('{"speaker": "a", "text": "x"}\n\0\0\0\n{}', "line 2 is no JSON: it holds NUL bytes"),
-        ('{"speaker": "a", "text": "x"}\n{"speaker": "b", "te', "short: sed '$d' {} > rows.jsonl"),
+        (
+            '{"speaker": "a", "text": "x"}\n{"speaker": "b", "te',
+            "short: sed '$d' {} > rows-rows.jsonl",
+        ),
         ('[{"speaker": "a"},\n{"speaker": b}]', "line 2 is no JSON"),
         ('{"speaker": "a", "text": "x"}\n["b", "y"]', "line 2 is no JSON object"),
         ('["a", "b"]', "is no JSON object"),

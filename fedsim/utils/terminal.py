@@ -137,6 +137,8 @@ def quietly(heard: list[str] | None = None) -> Iterator[None]:
         # Not every bar in there obeys the switch above.
         with warnings.catch_warnings(record=True) as caught, redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore" if heard is None else "always")
+            for kind in (DeprecationWarning, FutureWarning):  # of one library to another
+                warnings.simplefilter("ignore", kind)
             yield
     finally:
         logger.handlers, logger.propagate = handlers, propagate

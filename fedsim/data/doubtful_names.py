@@ -45,8 +45,8 @@ _KINDS = {
     "alike": (
         "names that look alike (but for case, Unicode form, spaces, a final .0 or the form of an "
         "e-mail address)",
-        f"if two are one person, that person's ε is larger than the promised one: add {ONE_SPELLING} to "
-        "data.preparation",
+        "if two are one person, that person's ε is larger than the promised one: add "
+        f"{ONE_SPELLING} to data.preparation",
     ),
     "missing": (
         "names that may stand for a missing one",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +46,6 @@ def flower_command(
         "resume": resume and folder.config.exists(),
         "workers": workers or read.executor.workers,
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` stops the run as Ctrl-C does
     try:
         run_on_flower(settings, read.executor, superlink, lambda line: typer.echo(line, err=True))
         if not folder.report.exists():

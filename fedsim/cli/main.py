@@ -23,7 +23,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 import typer
-from click.exceptions import ClickException, Exit
+from click.exceptions import Abort, ClickException, Exit
 
 from fedsim.cli.account import app as account_app
 from fedsim.cli.attack import attack_command
@@ -48,6 +48,7 @@ from fedsim.errors import (
     SavedModelError,
 )
 from fedsim.utils.files import disk_message
+from fedsim.utils.interrupts import stop_as_ctrl_c_does
 
 app = typer.Typer(
     name="fedsim",
@@ -179,6 +180,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_ToStandardError()])
     logging.getLogger("fedsim").setLevel(logging.INFO)
     collect_garbage_rarely()
+    stop_as_ctrl_c_does()
     try:
         status = app(standalone_mode=False)
     except ClickException as error:
@@ -186,6 +188,8 @@ def main() -> None:
         status = error.exit_code
     except Exit as error:
         status = error.exit_code
+    except (Abort, KeyboardInterrupt):  # of the command, or before there is one
+        status = INTERRUPTED
     except tuple(_ENDINGS) as error:
         word, status = next(end for kind, end in _ENDINGS.items() if isinstance(error, kind))
         typer.echo(f"{word}: {error}", err=True)

@@ -184,7 +184,8 @@ class StrategyConfig(Section):
     name: str = "uls"
     """What is sampled: "uls" (users), "els" (examples), another strategy below, or a plug-in's."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
-    """Number of rounds: server steps, each with one noisy release."""
+    """Number of rounds: server steps, each with one noisy release. `--resume` takes a larger one,
+    unless one price pays for the whole run."""
     sampling: Annotated[SamplingConfig, OpenTable("samplers", "strategy.sampling.kind")] = Field(
         default={}, validate_default=True
     )
@@ -379,8 +380,9 @@ class TrainingConfig(Section):
     """Rounds between two evaluations on held-out text; the start and the last round are always
     evaluated."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two checkpoints. A killed run repeats the rounds since the last one; with
-    secure noise they are charged twice. Ctrl-C saves the current round first."""
+    """Rounds between two checkpoints. Ctrl-C, SIGTERM and SIGHUP (exit status 130) and errors save
+    the last round first. After SIGKILL the rounds since the last checkpoint are repeated; with
+    secure noise they are charged twice."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """How many of the newest checkpoints are kept."""
     trackers: tuple[str, ...] = ()

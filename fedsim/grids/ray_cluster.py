@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ def connect(address: str) -> None:
         check_sockets()
     # Ray's processes inherit it, and would look for that cluster from inside of ours.
     elsewhere = os.environ.pop("RAY_ADDRESS", None)
+    on_term = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address or "local",
@@ -73,6 +75,8 @@ def connect(address: str) -> None:
     finally:
         if elsewhere is not None:
             os.environ["RAY_ADDRESS"] = elsewhere
+        if signal.getsignal(signal.SIGTERM) is not on_term:  # Ray's would end a run at once
+            signal.signal(signal.SIGTERM, on_term)
 
 
 def check_sockets() -> None:

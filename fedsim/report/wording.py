@@ -29,7 +29,8 @@ def outcome_text(folder: Path, report: RunReport) -> str:
     utility = "No text was held out, so no utility was measured; see data.held_out_examples."
     if after.tokens:
         losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
-        utility = f"{losses} ({NOT_COVERED})."
+        worse = ", worse than it began" if after.loss > before.loss else ""
+        utility = f"{losses}{worse} ({NOT_COVERED})."
     if report.private_scores is not None:
         utility += f"\n{scores_label(report.privacy)}: {scores_text(report.private_scores)}"
     made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
@@ -40,6 +41,27 @@ def outcome_text(folder: Path, report: RunReport) -> str:
         ]
     )
     return "\n".join([report.privacy.promise, utility, places])
+
+
+def worse_text(report: RunReport) -> str:
+    """Return why a run may have ended with a higher loss than it began with; "" where it did not.
+
+    Weighed are public numbers: the norm of a round's noise, and the clip's bound, which is the most
+    that the mean of a round's updates comes to.
+    """
+    privacy, utility = report.privacy, report.utility
+    if not utility.final.loss > utility.initial.loss:
+        return ""
+    words = f"the run ends worse than it began, by its held-out loss ({NOT_COVERED})"
+    bound, slower = privacy.clip["bound"], "a smaller server.learning_rate"
+    norm = (privacy.noise_stddev or 0.0) * math.sqrt(report.model.trainable_parameters)
+    if not isinstance(bound, float) or norm <= bound:
+        return f"{words}: try {slower}"
+    return (
+        f"{words}: a round's noise has a norm of about {norm:.3g}, the mean of its clipped updates "
+        f"of {bound:.3g} at most. A larger cohort, a larger privacy.epsilon, fewer trained "
+        f"parameters (model.trainable, model.lora_rank) or {slower} would help"
+    )
 
 
 def epsilon_text(epsilon: float | None) -> str:

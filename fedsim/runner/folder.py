@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
+from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_sources,
@@ -23,10 +24,15 @@ from fedsim.runner.identity import (
     write_identity,
 )
 from fedsim.runner.log import LOG
+from fedsim.seeding import is_score
 from fedsim.state import ServerState
 from fedsim.utils.files import drop_temporaries, naming, writable_cache_dir, write_atomically
 from fedsim.utils.json_text import read_json
 from fedsim.utils.locks import LOCK
+
+# A source is known by its digest, wherever it lies: `check_sources`.
+_MAY_CHANGE = {"data.source"}
+_MAY_CHANGE_WITH_ROUNDS = {"strategy.rounds", "privacy.noise_multiplier", "privacy.epsilon"}
 
 
 class RunFolder:
@@ -69,10 +75,14 @@ class RunFolder:
         """Whether there is a trained model: training leaves it at its end."""
         return self.model.exists() or self.adapter.exists()
 
-    def check(self, config: Config, resume: bool) -> None:
-        """Raise `ConfigError` where a run of this config may not begin, or go on with `resume`."""
+    def check(self, config: Config, resume: bool, *, exactly: bool = False) -> None:
+        """Raise `ConfigError` where a run of this config may not begin, or go on with `resume`.
+
+        Unless `exactly` with its config, it may go on with its source at another place, and with
+        more rounds: see `check_more_rounds`.
+        """
         if resume and self.config.exists():
-            self.check_resumable(config)
+            self.check_resumable(config, exactly=exactly)
         else:  # a run that was killed before it wrote anything starts again
             self.check_fresh()
 
@@ -98,15 +108,44 @@ class RunFolder:
                 f"--out {self.path}: holds files, and nothing to take up; name another folder"
             )
 
-    def check_resumable(self, config: Config) -> None:
-        """Raise `ConfigError` unless the folder is of a run with this very config."""
+    def check_resumable(self, config: Config, *, exactly: bool = True) -> None:
+        """Raise `ConfigError` unless the folder is of a run with this config."""
         before, now = _flat(self.read_config().model_dump()), _flat(config.model_dump())
         changed = sorted(key for key in before | now if before.get(key) != now.get(key))
+        if not exactly:
+            more = now["strategy.rounds"] > before["strategy.rounds"]
+            may_change = _MAY_CHANGE | (_MAY_CHANGE_WITH_ROUNDS if more else set())
+            changed = [key for key in changed if key not in may_change]
         if changed:
             values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(
                 f"{', '.join(values)}: not as in the run in {self.path}; "
                 "a run keeps its config, start another with another --out"
+            )
+
+    def check_more_rounds(self, config: Config, plan: RoundPlan) -> None:
+        """Raise `ConfigError` where a run cannot go on to more rounds than it was begun with.
+
+        It can where each round has a price of its own, and all of them the same.
+        """
+        if not self.config.exists():
+            return
+        now, before = config.strategy.rounds, self.read_config().strategy.rounds
+        if now == before:
+            return
+        field = f"--resume: strategy.rounds = {now} and not {before}"
+        if plan.cost.run_rounds is not None:
+            raise ConfigError(
+                f"{field}: one price pays for all rounds of the run in {self.path} and for no "
+                f"more, with {plan.sampling.kind!r} sampling; start another with another --out"
+            )
+        items = self.read_ledger().items
+        paid = {item.cost.noise_multiplier for item in items if not is_score(item.release)}
+        if paid - {plan.noise_multiplier}:
+            raise ConfigError(
+                f"{field}: {now} rounds need other noise for this guarantee than those of the run "
+                f"in {self.path} have; put privacy.noise_multiplier = {min(paid)!r}, which is "
+                "theirs, in the place of privacy.epsilon: then ε grows"
             )
 
     def read_config(self) -> Config:
@@ -204,6 +243,11 @@ class RunFolder:
                     lines.append({**line, "round": line["round"]})
         return lines
 
+    def write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Replace all lines of the metrics."""
+        texts = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in lines)
+        write_atomically(self.metrics, "".join(f"{text}\n" for text in texts))
+
     def take_up(self, *, repeats: bool) -> ServerState | None:
         """Return the last checkpoint's state, metrics cut back to it; None if there is none.
 
@@ -223,8 +267,7 @@ class RunFolder:
                 f"or {self.metrics.name} lacks rounds before it: put back the files that belong to "
                 "it, or start another run with another --out"
             )
-        lines = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in done)
-        write_atomically(self.metrics, "".join(f"{line}\n" for line in lines))
+        self.write_metrics(done)
         return state if state is None or repeats else replace(state, ledger=charged)
 
     def read_seconds(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedsim.errors import (
     SharedBudgetSpentError,
 )
 from fedsim.evaluation.metrics import Evaluation, evaluate
-from fedsim.evaluation.private_scores import PrivateScores, private_scores
+from fedsim.evaluation.private_scores import private_scores
 from fedsim.grids.executor import build_executor
 from fedsim.grids.memory_needed import check_memory
 from fedsim.language_model import LanguageModel, unused_parameters
@@ -37,7 +37,8 @@ from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
 from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics, RunReport
-from fedsim.runner.checkpoint import save_checkpoint
+from fedsim.report.wording import worse_text
+from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import mark_diverged, version_note
 from fedsim.runner.log import run_log
@@ -55,7 +56,7 @@ from fedsim.runner.training import (
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
-from fedsim.utils.files import shown_name, write_atomically
+from fedsim.utils.files import disk_message, shown_name, write_atomically
 from fedsim.utils.interrupts import Interrupts
 from fedsim.utils.locks import sole_writer
 from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
@@ -85,6 +86,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     for words in notes(config.data, materials.store):
         log.warning("%s", words)  # on the terminal alone: it shows names
     plan = build_plan(config, materials)
+    folder.check_more_rounds(config, plan)
     device = _device(config)
     check_memory(config, materials.model, grid, device)
     _warn(config, materials, plan)
@@ -101,19 +103,13 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
         if folder.report.exists() and search is not None:
             return out  # to save the model again would take its promise away
         session = _Session(config, folder, materials, plan, trackers, account)
-        try:
-            session.run(grid, device)
-        except KeyboardInterrupt:
-            session.keep()
-            raise
-        except BudgetSpentError as error:
-            session.keep()
-            session.finish(error)
-            raise
-        except (HaltedError, DivergedError) as error:
-            session.finish(error)
-            raise
-        session.finish()
+        with session.interrupts:
+            try:
+                session.run(grid, device)
+            except (BudgetSpentError, HaltedError, DivergedError) as error:
+                session.finish(error)
+                raise
+            session.finish()
     return out
 
 
@@ -191,6 +187,10 @@ def write_promise(
             write_atomically(given / "README.md", card)
 
 
+def _to_nobody(_line: RoundMetrics) -> None:
+    """Before the trackers are open."""
+
+
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -199,15 +199,17 @@ class _Session:
     folder: RunFolder
     materials: Materials
     plan: RoundPlan
-    trackers: Sequence[TrackerFactory]
+    trackers: Mapping[str, TrackerFactory]
     account: SharedAccount | None
-    tell: Callable[[RoundMetrics], None] = field(init=False)
+    tell: Callable[[RoundMetrics], None] = field(init=False, default_factory=lambda: _to_nobody)
     state: ServerState = field(init=False)
     interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
     final: Evaluation | None = field(init=False, default=None)
-    scores: PrivateScores | None = field(init=False, default=None)
-    stepping: bool = field(init=False, default=False)  # between the start of a round and its line
+    line: RoundMetrics = field(init=False)  # of the last round, evaluated or not
+    saved: int = field(init=False, default=-1)  # the round whose state and line are on disk
+    moments: bool = field(init=False, default=False)  # whether the state came with any
+    trained: int = field(init=False, default=0)  # rounds of the model that was there before
     warned: bool = field(init=False, default=False)  # of updates that are not finite
 
     def run(self, grid: Grid, device: str) -> None:
@@ -219,11 +221,17 @@ class _Session:
         charged = folder.read_ledger()
         if self.account is not None:
             self.account.check_holds(charged)
+        if folder.is_trained() and (lines := folder.read_metrics()):
+            self.trained = lines[-1]["round"]
         resumed = folder.take_up(repeats=repeats)
         # A kill before the first checkpoint loses rounds, never charges.
         start = ServerState(0, materials.model.initial_parameters())
         self.state = resumed or (start if repeats else replace(start, ledger=charged))
-        with tracking(self.trackers, folder.path, self.config, self._terms) as self.tell:
+        if resumed is not None:
+            with self._keeping():
+                self._complete()
+        shown = tracking(self.trackers, folder.path, self.config, self._terms)
+        with shown as self.tell, self._keeping():  # before trackers close, which may take long
             if resumed is None:
                 self._write(self._first_line())
             self._train(grid, device)
@@ -232,11 +240,11 @@ class _Session:
         rounds = self.config.strategy.rounds
         progress = RoundProgress(self.config.strategy.name, rounds, self.state.round)
         executor = build_executor(self.config, self.materials, self.plan, grid, device)
-        with self.interrupts, progress as bar:
+        with progress as bar:
 
-            def on_round(state: ServerState, record: RoundRecord) -> None:
+            def on_round(state: ServerState, record: RoundRecord) -> ServerState:
                 bar.advance(self._on_round(state, record))
-                self.interrupts.release()
+                return self.state
 
             train(
                 self.state,
@@ -246,17 +254,15 @@ class _Session:
                 on_round=on_round,
                 budget=self._budget(),
                 before_round=self._before_round,
-                score=self._score,
             )
 
     def _before_round(self, state: ServerState) -> None:
-        """Charge the round where runs share a budget, and hold Ctrl-C back until it is written.
+        """Charge the round where runs share a budget, and hold signals back until it is done.
 
-        Interrupted between its release and its checkpoint, a round would be paid for twice.
+        Interrupted between its charge and its release, a round would be paid for twice.
         """
-        self._charge_shared(state)
         self.interrupts.hold()
-        self.stepping = True
+        self._charge_shared(state)
 
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
@@ -270,43 +276,16 @@ class _Session:
         rounds = self.config.strategy.rounds - state.round
         return [(self.plan.cost, rounds), *self.plan.scores_after(state.round)]
 
-    def _score(self, state: ServerState) -> ServerState:
-        """Release the private scores that are due, once charged, and return the next state."""
-        plan, config = self.plan, self.config.training.private_evaluation
-        if config is None or state.round not in plan.score_rounds:
-            return state
-        charged = plan.charged_score(state.ledger, state.round)
-        if self.account is not None and charged is not state.ledger:
-            self.account.charge(state.round, plan.score_cost, plan.draws.score_release_id)
-        self.folder.write_ledger(charged)
-        self.scores = private_scores(
-            self.materials.model,
-            state.parameters,
-            self.materials.store,
-            self.materials.split.held_out_examples,
-            loss_bound=config.loss_bound,
-            noise_multiplier=plan.score_noise_multiplier,
-            key=plan.draws.noise(state.round, "scores"),
-        )
-        return replace(state, ledger=charged)
-
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
-        self.state = state
+        """Score, evaluate and write down a round; see `_keep_last` for errors on the way."""
+        self.state, self.moments = state, bool(state.optimizer_state)
+        self.line = RoundMetrics.model_validate({"round": state.round, **record.to_json()})
         self.folder.write_ledger(state.ledger)  # first: nothing of the round is on disk before it
-        due = state.round % self.config.training.evaluate_every == 0 or self._is_last(state)
-        epsilon = self._epsilon(state) if due else None
-        line = RoundMetrics.model_validate(
-            {
-                "round": state.round,
-                **record.to_json(),
-                "epsilon": epsilon,
-                "epsilon_terms": None if epsilon is None else self._terms,
-                "held_out": self._held_out(state) if due else None,
-                "private_scores": self.scores and asdict(self.scores),
-            }
-        )
-        self.scores = None
-        self._write(line)
+        self.interrupts.release()
+        self._score()
+        if self._is_last(state):
+            self._keep()  # whatever ends the process now, there is no model without its checkpoint
+        self._write(self._evaluated())
         if record.num_non_finite and not self.warned:
             self.warned = True
             log.warning(
@@ -316,9 +295,63 @@ class _Session:
                 record.num_non_finite,
                 record.num_units,
             )
-        if state.round % self.config.training.checkpoint_every == 0 or self._is_last(state):
-            self._save(state)
-        return line
+        if state.round % self.config.training.checkpoint_every == 0 and self.saved != state.round:
+            self._save()
+        return self.line
+
+    def _complete(self) -> None:
+        """Score and evaluate the last round, if the run was cut off before that."""
+        self.saved, self.moments = self.state.round, bool(self.state.optimizer_state)
+        self.line = RoundMetrics.model_validate(self.folder.read_metrics()[-1])
+        before = self.line
+        self._score()
+        if self.line.held_out is None:
+            self.line = self._evaluated()
+        if self.line is not before:
+            self._keep()
+            self._check(self.line)
+
+    def _score(self) -> None:
+        """Release the private scores that are due, once charged, if the line has none yet."""
+        plan, config, state = self.plan, self.config.training.private_evaluation, self.state
+        due = state.round in plan.score_rounds and self.line.private_scores is None
+        if config is None or not due:
+            return
+        scores = private_scores(
+            self.materials.model,
+            state.parameters,
+            self.materials.store,
+            self.materials.split.held_out_examples,
+            loss_bound=config.loss_bound,
+            noise_multiplier=plan.score_noise_multiplier,
+            key=plan.draws.noise(state.round, "scores"),
+        )
+        charged = plan.charged_score(state.ledger, state.round)
+        if self.account is not None and charged is not state.ledger:
+            self.account.charge(state.round, plan.score_cost, plan.draws.score_release_id)
+        self.folder.write_ledger(charged)
+        self.state = replace(state, ledger=charged)
+        self.line = RoundMetrics.model_validate(
+            {**dict(self.line), "private_scores": asdict(scores)}
+        )
+        self.saved = -1
+
+    def _evaluated(self) -> RoundMetrics:
+        """Return the line of the last round, with ε and held-out scores where they are due."""
+        if not self._is_due(self.state):
+            return self.line
+        epsilon = self._epsilon(self.state)
+        return RoundMetrics.model_validate(
+            {
+                **dict(self.line),
+                "epsilon": epsilon,
+                "epsilon_terms": None if epsilon is None else self._terms,
+                "held_out": self._held_out(self.state),
+            }
+        )
+
+    def _is_due(self, state: ServerState) -> bool:
+        return state.round % self.config.training.evaluate_every == 0 or self._is_last(state)
 
     def _is_last(self, state: ServerState) -> bool:
         return state.round == self.config.strategy.rounds
@@ -328,9 +361,15 @@ class _Session:
         return RoundMetrics(round=0, epsilon=epsilon, held_out=self._held_out(self.state))
 
     def _write(self, line: RoundMetrics) -> None:
-        self.folder.append_metrics(line.model_dump_json(exclude_none=True))
-        self.stepping = False
+        if self.saved == line.round:  # its place is taken by one that lacks the evaluation
+            self._write_last(line)
+        else:
+            self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+        self.line = line
         self.tell(line)
+        self._check(line)
+
+    def _check(self, line: RoundMetrics) -> None:
         if self.plan.search is None:  # in a search it would be a choice that no ε pays for
             check_held_out(line, self.materials)
 
@@ -368,19 +407,66 @@ class _Session:
         self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
         return self.final
 
-    def keep(self) -> None:
-        """Save the state that the run ended in: taken up, it makes no round again.
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except DivergedError:
+            raise  # such a run never goes on
+        except BaseException:
+            self._keep_last()
+            raise
 
-        Not in the middle of a step, or of writing a round down.
+    def _keep_last(self) -> None:
+        """Save the last state before an error ends the run: taken up, it makes no round again.
+
+        Not in the middle of a step, which overwrites the optimizer's moments: the state before it
+        is gone, and the one after it not there yet.
         """
         state: ServerState | None = getattr(self, "state", None)  # none before it has begun
-        if state is not None and state.round and not self.stepping:
-            self._save(state)
+        if state is None or state.round in (0, self.saved):
+            return
+        if self.moments and not state.optimizer_state:
+            log.warning("the error came in the middle of a step: --resume begins before it")
+            return
+        self.interrupts.hold()
+        try:
+            try:
+                self._keep()
+            except Exception as error:
+                if disk_message(error) is None or not self._make_room():
+                    raise
+                self._keep()
+            log.info("the state after round %d is saved", state.round)
+        except Exception as error:  # what ends the run is said, not this
+            reason = disk_message(error) or f"{type(error).__name__}: {error}"
+            log.warning("round %d is lost, --resume makes it again: %s", state.round, reason)
+        self.interrupts.release()
 
-    def _save(self, state: ServerState) -> None:
+    def _keep(self) -> None:
+        """Write down ledger, line and state of the last round; its line may lack an evaluation."""
+        self.folder.write_ledger(self.state.ledger)
+        self._write_last(self.line)
+        self._save()
+
+    def _write_last(self, line: RoundMetrics) -> None:
+        earlier = self.folder.read_metrics()[: line.round]
+        self.folder.write_metrics([*earlier, json.loads(line.model_dump_json(exclude_none=True))])
+
+    def _make_room(self) -> bool:
+        """Remove the checkpoint that the next one would replace; not the only one."""
+        old = checkpoints_in(self.folder.checkpoints)
+        replaced = len(old) >= max(2, self.config.training.keep_checkpoints)
+        if replaced:
+            old[0].unlink()
+        return replaced
+
+    def _save(self) -> None:
         self.folder.write_seconds(self._seconds())
         self.started = time.monotonic()
-        save_checkpoint(self.folder.checkpoints, state, self.config.training.keep_checkpoints)
+        keep = self.config.training.keep_checkpoints
+        save_checkpoint(self.folder.checkpoints, self.state, keep)
+        self.saved = self.state.round
 
     def _seconds(self) -> float:
         return self.folder.read_seconds() + time.monotonic() - self.started
@@ -392,6 +478,13 @@ class _Session:
         noise covers, or that others decided after looking at this run. Then ε is of all planned
         rounds; after a halt or a divergence the ledgers hold them too.
         """
+        if self.trained > self.state.round:
+            log.warning(
+                "model and report of %d rounds stay as they are: this time the run got to round %d",
+                self.trained,
+                self.state.round,
+            )
+            return
         until: int | None = None
         if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
             until = self._charge_planned(write=not isinstance(ended, SharedBudgetSpentError))
@@ -417,6 +510,8 @@ class _Session:
         if self.plan.search is None:  # of the runs of a search the winner alone is paid for
             write_promise(self.folder, self.config, self.plan, self.state, report)
         write_reports(self.folder.path, report)
+        if worse := worse_text(report):
+            log.warning("%s", worse)
 
     def _charge_planned(self, *, write: bool) -> int:
         """Charge all planned rounds and scores, and return the round that they end with.

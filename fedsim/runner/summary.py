@@ -135,7 +135,7 @@ def summarise(
             of_data=(
                 *_about_texts(config, materials),
                 *((NOT_PAID_FOR,) if diverged else ()),
-                *_counted(plan, state, cut_short, charged_until),
+                *_counted(state, cut_short, charged_until),
             ),
         ),
         utility=Utility(
@@ -173,16 +173,11 @@ def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
     )
 
 
-def _counted(
-    plan: RoundPlan, state: ServerState, cut_short: bool, charged_until: int | None
-) -> tuple[str, ...]:
+def _counted(state: ServerState, cut_short: bool, charged_until: int | None) -> tuple[str, ...]:
     """Return sentences for an ε that counts more rounds than the model was trained for."""
     releases, until = state.ledger.num_releases, charged_until or state.round
-    scores = sum(
-        charged_until is not None or at <= state.round
-        for at in plan.score_rounds
-        if plan.search is None
-    )
+    scored = [item for item in state.ledger.items if is_score(item.release)]
+    scores = len({at for item in scored for at in range(item.first_round, item.end)})
     sentences = []
     if cut_short:
         sentences.append(

@@ -18,6 +18,7 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import RoundMetrics
 from fedsim.round import run_round
+from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import RoundRecord, ServerState
 from fedsim.tensors import all_finite
 
@@ -27,7 +28,7 @@ NOT_PAID_FOR = (
 )
 _CURE = "try a smaller server.learning_rate, or another starting model"
 
-OnRound = Callable[[ServerState, RoundRecord], None]
+OnRound = Callable[[ServerState, RoundRecord], ServerState | None]
 
 
 def train(
@@ -39,7 +40,6 @@ def train(
     on_round: OnRound = lambda _state, _record: None,
     budget: Budget | None = None,
     before_round: Callable[[ServerState], None] = lambda _state: None,
-    score: Callable[[ServerState], ServerState] = lambda state: state,
 ) -> ServerState:
     """Run rounds until `rounds` are done and return the last state.
 
@@ -48,17 +48,20 @@ def train(
         plan: of each round.
         executor: computes the clipped sums.
         rounds: the total, those already done included.
-        on_round: sees every state and its record; an exception from it ends the training. The next
-            round uses up the state's `optimizer_state`; a checkpoint keeps it.
+        on_round: sees every state and its record, and may return the state to go on with, charged
+            for more; an exception from it ends the training. The next round uses up the state's
+            `optimizer_state`; a checkpoint keeps it.
         budget: the most that all releases of the ledger together may cost; None for no limit.
         before_round: sees the state before each round; an exception from it ends the training.
-        score: releases the private scores that are due after a round, and charges them.
 
     Raises:
         BudgetSpentError: another release would exceed the budget. It comes before the round.
         DivergedError: a parameter is not finite after a round, which `on_round` does not see.
     """
-    keep = True  # the first state is the caller's; of later ones, one is in memory at a time
+    # The first state is the caller's; of later ones, one is in memory at a time. A plug-in's
+    # optimizer may raise in the middle of a step: then the state before it is still to be saved.
+    of_others = type(plan.optimizer) is not ServerOptimizer
+    keep = True
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
@@ -70,10 +73,9 @@ def train(
             )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=keep)
-        keep = False
+        keep = of_others
         check_parameters(state)
-        state = score(state)
-        on_round(state, record)
+        state = on_round(state, record) or state
     return state
 
 

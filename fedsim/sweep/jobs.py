@@ -140,7 +140,7 @@ def check_folders(jobs: Sequence[Job | Path], out: Path) -> None:
             if not RunFolder(job).report.exists():
                 raise ConfigError(f"compare: {job} is no finished run (no report.json)")
         else:
-            RunFolder(job.out).check(job.config, resume=True)
+            RunFolder(job.out).check(job.config, resume=True, exactly=True)
 
 
 def _outcome_before(job: Job) -> Outcome:

@@ -34,6 +34,8 @@ class MLflow:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         own = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # else a run waits 4 minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own))
         self._terms = terms
         found = self._client.get_experiment_by_name("fedsim")

@@ -1,4 +1,4 @@
-"""Ctrl-C held back while something must not be left half done."""
+"""Ctrl-C, SIGTERM and SIGHUP, held back while something must not be left half done."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from types import FrameType
 log = logging.getLogger("fedsim")
 
 
-class Interrupts:
-    """Between `hold` and `release` a first Ctrl-C is kept for `release` to raise; a second stops.
+def stop_as_ctrl_c_does() -> None:
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, unless something else is set for them.
 
-    A block (`with`) in which Python's own handler of SIGINT is replaced. Where another was set, or
-    outside of the main thread, which gets no signals, nothing changes.
+    `nohup`, for one, has SIGHUP ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
+class Interrupts:
+    """Between `hold` and `release` a signal is kept for `release` to raise; a second Ctrl-C stops.
+
+    A block (`with`) in which Python's own handler of SIGINT is replaced, also where SIGTERM or
+    SIGHUP have it. Where another was set, or outside of the main thread, which gets no signals,
+    nothing changes. A signal that was raised holds back those after it, until the next `release`.
 
     Args:
-        what: is being finished, for the line that a held Ctrl-C logs.
+        what: is being finished, for the line that a held signal logs.
 
     Examples:
         >>> with Interrupts("the round") as interrupts:
@@ -27,35 +38,40 @@ class Interrupts:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._holding = self._came = self._ours = False
+        self._holding = self._came = False
+        self._ours: list[signal.Signals] = []
 
     def __enter__(self) -> Interrupts:
-        self._ours = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if self._ours:
-            signal.signal(signal.SIGINT, self._on_signal)
+        if threading.current_thread() is threading.main_thread():
+            signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            default = signal.default_int_handler
+            self._ours = [each for each in signals if signal.getsignal(each) is default]
+        for number in self._ours:
+            signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in self._ours:
+            signal.signal(number, signal.default_int_handler)
         if kind is None:
             self.release()
 
     def hold(self) -> None:
-        """From now on, keep a Ctrl-C."""
+        """From now on, keep a signal."""
         self._holding = True
 
     def release(self) -> None:
-        """Raise `KeyboardInterrupt` if one came, and let the next one through."""
+        """Raise `KeyboardInterrupt` if a signal came, and let the next one through."""
         came, self._holding, self._came = self._came, False, False
         if came:
             raise KeyboardInterrupt
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._holding or self._came:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        at_once = self._came and number == signal.SIGINT
+        if at_once or not self._holding:
+            self._holding = True  # schedulers send SIGTERM and SIGHUP one right after the other
             raise KeyboardInterrupt
+        if not self._came:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            log.info("%s: stops once %s is written down; Ctrl-C stops at once", name, self._what)
         self._came = True
-        log.info("Ctrl-C: stops once %s is written down; another stops at once", self._what)

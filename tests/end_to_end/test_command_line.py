@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -62,19 +63,31 @@ def test_its_version_and_a_run_that_is_not_there_yet(speeches: Path, tmp_path: P
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Python's own handler of Ctrl-C: who runs tests may ignore the signal."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Python's own handlers: who runs tests may ignore the signals."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        before[each] = signal.signal(each, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(("times", "kept"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    ("sent", "times", "kept"),
+    [("SIGINT", 1, 3), ("SIGINT", 2, 2), ("SIGTERM", 2, 3), ("SIGHUP", 1, 3)],
+)
 @pytest.mark.parametrize("at", ["earlier_noise", "step", "write_ledger"])
 def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
-    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, times: int, kept: int
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+    sent: str,
+    times: int,
+    kept: int,
 ) -> None:
-    """By the signal of Ctrl-C in the third round, its release being drawn; a second stops at once.
+    """By a signal in the third round, its release being drawn; a second Ctrl-C stops at once.
 
     With secure noise a lost round is paid for twice, and the budget ends before the last.
     """
@@ -91,21 +104,59 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         result = original(*args, **named)
         if next(calls) == 2:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.Signals[sent])
         return result
 
     monkeypatch.setattr(homes[at], at, interrupted)
     done = fedsim("run", config, "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (130, "")
-    assert "Ctrl-C: stops once this round is written down; another stops at once" in done.stderr
+    name = "Ctrl-C" if sent == "SIGINT" else sent
+    assert f"{name}: stops once this round is written down; Ctrl-C stops at once" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
     assert last.endswith(f" --out {tmp_path / 'run'}")
     monkeypatch.undo()
+    kept = 3 if at == "write_ledger" else kept  # then the round is done
     assert load_metrics(tmp_path / "run")[-1].round == kept
     resumed = fedsim("run", config, "--out", tmp_path / "run", "--resume")
-    paid_twice = (at, times) == ("write_ledger", 2)  # round 2 was checkpointed
-    assert resumed.returncode == (3 if paid_twice else 0), resumed.stderr
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("rate", "sections", "why"),
+    [
+        (
+            30.0,
+            {"privacy": {"noise_multiplier": 40.0}},
+            "of 0.5 at most. A larger cohort, a",
+        ),
+        (3000.0, {"strategy": {"name": "non-private"}}, ": try a smaller server.learning_rate"),
+    ],
+    ids=["noise", "plain"],
+)
+def test_a_run_that_ends_worse_than_it_began_says_why(
+    speeches: Path, tmp_path: Path, rate: float, sections: dict[str, Any], why: str
+) -> None:
+    """Noise over signal, by public norms; without noise the step is too long."""
+    server, out = {"optimizer": "sgd", "learning_rate": rate}, tmp_path / "out"
+    config = write_config(tmp_path / "c.toml", speeches, server=server, **sections)
+    done = fedsim_ok("run", config, "--out", out)
+    assert done.stderr.count("the run ends worse than it began, by its held-out loss (comput") == 1
+    assert why in done.stderr and why in done_log(out)
+    assert "nats a token, worse than it began (computed on private text" in done.stdout
+    report = load_report(out)
+    norm = (report.privacy.noise_stddev or 0.0) * report.model.trainable_parameters**0.5
+    assert (f"noise has a norm of about {norm:.3g}, " in done_log(out)) == (norm > 0.0)
+
+
+def done_log(out: Path) -> str:
+    return (out / "run.log").read_text(encoding="utf-8")
+
+
+def test_a_run_that_ends_better_says_nothing_of_it(finished: Path) -> None:
+    utility = load_report(finished).utility
+    worse = utility.final.loss > utility.initial.loss
+    assert ("worse than it began" in done_log(finished)) == worse
 
 
 def test_the_resolved_config_runs_again_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
@@ -245,6 +296,7 @@ def test_the_budget_stops_a_run_that_lost_secure_rounds(speeches: Path, tmp_path
     out = tmp_path / "run"
     fedsim_ok("run", config, "--out", out)
     (out / "checkpoints" / "round-000004.safetensors").unlink()
+    shutil.rmtree(out / "model")  # as a kill before its last round leaves it
     stopped = fedsim("run", config, "--out", out, "--resume")
     assert stopped.returncode == 3, stopped.stderr
     assert "budget" in stopped.stderr

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from fedsim.accounting.accountants import epsilon
+from fedsim.accounting.events import RoundCost
 from fedsim.config import load_config
 from fedsim.materials import load_materials
+from fedsim.report.schema import load_metrics, load_report
 from fedsim.runner.folder import RunFolder
+from fedsim.sampling import PoissonSampling
 from fedsim.utils import files as paths
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import light_config
@@ -17,11 +23,17 @@ from tests.helpers.light import light_config
 SEED = 918_273_645
 
 
-def write(path: Path, source: Path, noise: str, **strategy: object) -> Path:
+def write(
+    path: Path,
+    source: Path,
+    noise: str,
+    data: Mapping[str, object] | None = None,
+    **strategy: object,
+) -> Path:
     config = light_config(
         source,
         privacy={"noise": noise},
-        data={"held_out_users": 0.4},
+        data={"held_out_users": 0.4, **(data or {})},
         strategy=strategy,
         training={"keep_checkpoints": 4},
     )
@@ -114,6 +126,90 @@ def test_a_run_does_not_go_on_with_other_texts(speeches: Path, tmp_path: Path, n
             assert "--resume: data.source changed since the run" in done.stderr
             assert {path: path.read_bytes() for path in before} == before
     assert folder.report.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_run_goes_on_with_its_texts_at_another_place(
+    speeches: Path, tmp_path: Path, kind: str
+) -> None:
+    """Their digest decides, not the path."""
+    texts = tmp_path / "texts" / "texts.jsonl"
+    texts.parent.mkdir()
+    texts.write_bytes(speeches.read_bytes())
+    place = texts if kind == "file" else texts.parent
+    config = write(tmp_path / "mine.toml", speeches, "seeded", {"source": str(place)})
+    folder = RunFolder(tmp_path / "out")
+    fedsim_ok("run", config, "--out", folder.path)
+    cut_off(folder)
+    moved = texts.parent.rename(tmp_path / "moved")
+    place = moved / texts.name if kind == "file" else moved
+    resume = ("run", config, "--out", folder.path, "--resume", "--set", f"data.source={place}")
+    (moved / texts.name).write_bytes(speeches.read_bytes().replace(b"king", b"lord", 1))
+    assert "--resume: data.source changed since" in fedsim(*resume).complaint
+    (moved / texts.name).write_bytes(speeches.read_bytes())
+    fedsim_ok(*resume)
+    assert folder.report.exists()
+    assert folder.read_config().data.source == str(place)
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_resume_after_a_user_was_added_names_the_texts(
+    speeches: Path, tmp_path: Path, noise: str
+) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_bytes(speeches.read_bytes())
+    config = write(tmp_path / "mine.toml", texts, noise)
+    folder = RunFolder(tmp_path / "out")
+    fedsim_ok("run", config, "--out", folder.path)
+    cut_off(folder)
+    with texts.open("a", encoding="utf-8") as file:
+        file.write('{"author": "somebody new", "body": "the king shall ride"}\n')
+    complaint = fedsim("run", config, "--out", folder.path, "--resume").complaint
+    assert "--resume: data.source changed since the run" in complaint
+
+
+def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -> None:
+    """Where each round has a price of its own, at the noise of the rounds before."""
+    config, out = tmp_path / "mine.toml", tmp_path / "out"
+    light = light_config(
+        speeches,
+        privacy={"noise": "secure", "epsilon": 4.0, "noise_multiplier": None, "delta": 1e-3},
+    )
+    config.write_text(light.to_toml(), encoding="utf-8")
+    fedsim_ok("run", config, "--out", out)
+    four = load_report(out).privacy
+    more = ("run", config, "--out", out, "--resume", "--set", "strategy.rounds=6")
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != "run.log"]
+    before = {path: path.read_bytes() for path in files}
+    complaint = fedsim(*more).complaint
+    assert {path: path.read_bytes() for path in before} == before
+    assert "strategy.rounds = 6 and not 4: 6 rounds need other noise" in complaint
+    noise = re.search(r"put privacy\.noise_multiplier = (\S+), which", complaint)
+    assert noise is not None
+    same = light.privacy.model_copy(update={"epsilon": None, "noise_multiplier": float(noise[1])})
+    text = light.model_copy(update={"privacy": same}).to_toml()
+    config.write_text(text, encoding="utf-8")
+    fedsim_ok(*more)
+    six = load_report(out).privacy
+    assert (four.rounds, six.rounds) == (4, 6)
+    assert [line.round for line in load_metrics(out)] == [0, 1, 2, 3, 4, 5, 6]
+    assert six.epsilon is not None and six.noise_multiplier == four.noise_multiplier
+    cost = RoundCost(PoissonSampling(six.sampling_probability or 0.0), six.noise_multiplier or 0.0)
+    assert six.epsilon == pytest.approx(epsilon(cost, 6, 1e-3), rel=1e-9)
+    fedsim_ok("account", "verify", out / "model")
+    fewer = fedsim("run", config, "--out", out, "--resume").complaint
+    assert "strategy.rounds = 4 and not 6: not as in the run" in fewer
+
+
+def test_a_run_with_one_price_for_all_rounds_does_not_go_on_to_more(
+    speeches: Path, tmp_path: Path
+) -> None:
+    sampling = {"kind": "cyclic", "groups": 2}
+    config = write(tmp_path / "mine.toml", speeches, "seeded", sampling=sampling)
+    fedsim_ok("run", config, "--out", tmp_path / "out")
+    more = ("--resume", "--set", "strategy.rounds=6")
+    complaint = fedsim("run", config, "--out", tmp_path / "out", *more).complaint
+    assert "strategy.rounds = 6 and not 4: one price pays for all rounds of the run" in complaint
 
 
 def test_another_version_is_noted_and_0_2_does_not_go_on(speeches: Path, tmp_path: Path) -> None:

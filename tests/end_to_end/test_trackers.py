@@ -7,8 +7,10 @@ import re
 import shutil
 import struct
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import fedsim
 from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.report.schema import RoundMetrics
+from tests.helpers.commands import fedsim as command
 from tests.helpers.light import light_config
 
 if TYPE_CHECKING:
@@ -177,44 +180,152 @@ def test_nothing_of_machine_text_or_seed_is_recorded(finished: Path, speeches: P
 
 
 class Recorder:
-    """What somebody else would register; breaks in the round that it is told to."""
+    """What somebody else would register; raises in the calls that it is told to."""
 
     def __init__(self, run_dir: Path, config: Config, terms: str) -> None:
         self.lines: list[RoundMetrics] = []
         self.closed = 0
         self.given = (run_dir, config, terms)
-        self.breaks_in = -1
+        self.fails: Callable[[], bool] = lambda: False
 
     def on_round(self, line: RoundMetrics) -> None:
-        if line.round == self.breaks_in:
-            raise ConnectionError("the dashboard is down")
+        if self.fails():
+            raise ConnectionError("the dashboard is\ndown")
         self.lines.append(line)
 
     def close(self) -> None:
         self.closed += 1
+        if self.fails():
+            raise ConnectionError("the dashboard is\ndown")
 
 
-def test_others_are_told_through_the_same_door(
+Fails = Callable[[int], bool]
+
+
+@pytest.fixture
+def told(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[[Fails, Fails], tuple[Recorder | None, list[str]]]:
+    """Run with a tracker whose creation, or call, of a number fails; return it and warnings."""
+
+    def run(opening: Fails, call: Fails) -> tuple[Recorder | None, list[str]]:
+        made: list[Recorder] = []
+        attempts, calls = iter(range(99)), iter(range(99))
+
+        def make(run_dir: Path, config: Config, terms: str) -> Recorder:
+            if opening(next(attempts)):
+                raise ConnectionError("the dashboard is\ndown")
+            made.append(Recorder(run_dir, config, terms))
+            made[-1].fails = lambda: call(next(calls))
+            return made[-1]
+
+        monkeypatch.setattr("fedsim.trackers.tracking.resolve", lambda *_name: make)
+        monkeypatch.setattr("fedsim.trackers.tracking._PATIENCE", 0.0)
+        fedsim.run(tracked(speeches, "mine"), tmp_path / "run")
+        return made[0] if made else None, [
+            each.message for each in caplog.records if "mine" in each.message
+        ]
+
+    return run
+
+
+def never(_: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("opening", "call"),
+    [(never, never), (lambda at: at < 2, never), (never, lambda at: at in (2, 3))],
+    ids=["works", "opens late", "is down for a while"],
+)
+def test_others_are_told_all_lines_through_the_same_door(
+    told: Callable[[Fails, Fails], tuple[Recorder | None, list[str]]],
+    tmp_path: Path,
+    opening: Fails,
+    call: Fails,
+) -> None:
+    recorder, warnings = told(opening, call)
+    assert recorder is not None
+    assert tuple(recorder.lines) == fedsim.load_metrics(tmp_path / "run")
+    assert [line.round for line in recorder.lines] == [0, 1, 2, 3, 4]
+    assert recorder.closed == 1
+    run_dir, config, terms = recorder.given
+    assert (run_dir, config.training.trackers, terms) == (tmp_path / "run", ("mine",), TERMS)
+    assert len(warnings) == (opening(0) or call(2))
+
+
+@pytest.mark.parametrize(("opening", "call"), [(lambda _: True, never), (never, lambda at: at > 1)])
+def test_a_tracker_ends_no_run_and_is_warned_of_once(
+    told: Callable[[Fails, Fails], tuple[Recorder | None, list[str]]],
+    tmp_path: Path,
+    opening: Fails,
+    call: Fails,
+) -> None:
+    _, (warning,) = told(opening, call)
+    assert warning.startswith(
+        "tracker mine: ConnectionError: the dashboard is down; the run goes on"
+    )
+    assert [line.round for line in fedsim.load_metrics(tmp_path / "run")] == [0, 1, 2, 3, 4]
+    assert (tmp_path / "run" / "report.json").exists()
+
+
+class Server(BaseHTTPRequestHandler):
+    """As an MLflow server which answers `working` writes, then says 503 for `down` of them."""
+
+    working, down, taken = 2, 2, 0
+
+    def do(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        status, answer = 200, self.answer(body)
+        if "log-batch" in self.path:
+            Server.taken += 1
+            if self.working < Server.taken <= self.working + self.down:
+                status, answer = 503, {"error_code": "TEMPORARILY_UNAVAILABLE"}
+            else:
+                STEPS.append(body["metrics"][0]["step"])
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        info = {"run_id": "a" * 32, "experiment_id": "1", "status": "RUNNING", "start_time": 1}
+        run = {"info": info | {"artifact_uri": "x", "lifecycle_stage": "active"}, "data": {}}
+        return {"experiment_id": "1", "experiment": {"experiment_id": "1"}, "run": run}
+
+    do_GET = do_POST = do_PATCH = do  # noqa: N815  (the names that http.server calls)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
+        """Say nothing."""
+
+
+STEPS: list[int] = []
+
+
+def test_an_outage_of_the_mlflow_server_ends_no_run(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Recorder] = []
-
-    def make(run_dir: Path, config: Config, terms: str) -> Recorder:
-        made.append(Recorder(run_dir, config, terms))
-        made[-1].breaks_in = 3 if len(made) == 1 else -1
-        return made[-1]
-
-    monkeypatch.setattr("fedsim.trackers.tracking.resolve", lambda *_name: make)
-    config, run = tracked(speeches, "mine"), tmp_path / "run"
-    with pytest.raises(ConnectionError):
-        fedsim.run(config, run)
-    fedsim.run(config, run, resume=True)
-    first, second = made
-    assert [line.round for line in first.lines] == [0, 1, 2]
-    assert [line.round for line in second.lines] == [0, 1, 2, 3, 4]
-    assert (first.closed, second.closed) == (1, 1)
-    assert second.given == (run, config, TERMS)
-    assert tuple(second.lines) == fedsim.load_metrics(run)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    config = tmp_path / "c.toml"
+    config.write_text(tracked(speeches, "mlflow").to_toml(), encoding="utf-8")
+    try:
+        done = command("run", config, "--out", tmp_path / "run")
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tracker mlflow: ") == 1
+    assert "Traceback" not in done.stderr
+    assert STEPS == [0, 1, 2, 3, 4]
 
 
 def test_no_epsilon_without_a_promise_and_a_missing_package_is_named(

@@ -17,7 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 _IMPORTED = (
     "fedsim.cli.main",
@@ -60,6 +62,34 @@ def stop_myself() -> None:
 def fill_the_disk() -> None:
     """Let no file of this process grow beyond one page: writes fail as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def run_out_of_memory() -> None:
+    """Let the next evaluation of this process fail as where a GPU has no memory left."""
+    from fedsim.runner import session  # noqa: PLC0415
+
+    def evaluate(*_: object, **__: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    vars(session).update(evaluate=evaluate, load_model=evaluate)
+
+
+def break_trackers() -> None:
+    """Give the run of this process a tracker that always raises."""
+    from fedsim.runner import session  # noqa: PLC0415
+    from fedsim.trackers.tracking import tracking  # noqa: PLC0415
+
+    vars(session)["tracking"] = lambda _none, *rest: tracking({"broken": _Broken}, *rest)
+
+
+class _Broken:
+    def __init__(self, _run_dir: Path, _config: object, _terms: str) -> None: ...
+
+    def on_round(self, line: object) -> NoReturn:
+        raise ConnectionError("the server is down")
+
+    def close(self) -> NoReturn:
+        raise ConnectionError("the server is down")
 
 
 def start(

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fedsim.runner.checkpoint import checkpoints_in, round_of
+from fedsim.runner.folder import RunFolder
 from tests.helpers.commands import fedsim
-from tests.helpers.processes import Strike, ended, fill_the_disk, kill_myself, stop_myself
-from tests.robustness.scene import Scene, check_disk, check_same, contents
+from tests.helpers.processes import (
+    Strike,
+    break_trackers,
+    ended,
+    fill_the_disk,
+    kill_myself,
+    run_out_of_memory,
+    stop_myself,
+)
+from tests.robustness.scene import ROUNDS, Scene, check_disk, check_same, contents
 
 NUM_KILLS = int(os.environ.get("FEDSIM_TEST_KILLS", "2"))
 
@@ -69,6 +81,55 @@ def test_a_run_killed_at_random_moments(
     if noise == "seeded":
         check_same(whole.run, scene.run)
     assert contents(scene.run).keys() == contents(whole.run).keys()
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_run_that_is_stopped_or_fails_at_random_moments_loses_no_round(
+    noise: str, undisturbed: tuple[Scene, float], speeches: Path, tmp_path: Path
+) -> None:
+    """By TERM, HUP, a tracker or an evaluation without memory: each released round is kept."""
+    (whole, seconds), rng = undisturbed, random.Random(f"{NUM_KILLS} {noise}")  # noqa: S311
+    scene, ends = Scene.make(tmp_path / "stopped", speeches, noise), Counter[str]()
+    kinds = ["SIGTERM", "memory", "SIGHUP", "tracker"]
+    first = 2 * (noise == "secure")
+    for number in range(first, first + NUM_KILLS):
+        kind = kinds[number % len(kinds)]
+        strikes = {
+            "tracker": Strike("config.toml", 0, break_trackers),
+            "memory": Strike("ledger", rng.randrange(2 * ROUNDS), run_out_of_memory),
+        }
+        process = scene.start(strikes.get(kind))
+        if kind.startswith("SIG"):
+            process.join(rng.uniform(0.0, seconds))
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.Signals[kind])
+        status = ended(process)
+        # Before it has imported what it needs, a signal ends the process at once.
+        early = (-signal.SIGTERM, -signal.SIGHUP)
+        allowed = {"tracker": (0,), "memory": (0, 1)}.get(kind, (0, 130, *early))
+        assert status in allowed, scene.log
+        check_kept(scene)
+        ends[f"{kind}: {status}"] += 1
+        if RunFolder(scene.run).report.exists():
+            check_the_end(scene, whole, noise)
+            shutil.rmtree(scene.run)
+    scene.to_the_end()
+    check_the_end(scene, whole, noise)
+    print(noise, dict(ends))  # noqa: T201  (for whoever raises the number of kills)
+
+
+def check_kept(scene: Scene) -> None:
+    """Check that each charged round is in the newest checkpoint, and none was charged twice."""
+    folder = RunFolder(scene.run)
+    charged = check_disk(scene)
+    newest = max(map(round_of, checkpoints_in(folder.checkpoints)), default=0)
+    assert charged == newest, scene.log
+
+
+def check_the_end(scene: Scene, whole: Scene, noise: str) -> None:
+    assert RunFolder(scene.run).read_ledger().num_releases == ROUNDS
+    if noise == "seeded":
+        check_same(whole.run, scene.run, checkpoints=False)
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_once_there_is_room(

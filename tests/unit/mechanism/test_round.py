@@ -194,6 +194,33 @@ def test_training_stops_at_the_total_and_shows_every_round_in_order() -> None:
     assert train(last, make_plan(), Broken(), 2) is last
 
 
+class Raises(ServerOptimizer):
+    """One of somebody else's: raises in its third round, at the second parameter."""
+
+    steps = 0
+
+    def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
+        Raises.steps += 1
+        if Raises.steps == 6:
+            raise RuntimeError("no such rate")
+        return super().torch_optimizer(values)
+
+
+def test_an_optimizer_of_others_that_fails_leaves_the_last_state_whole() -> None:
+    seen: list[tuple[ServerState, ServerState]] = []
+    with pytest.raises(RuntimeError, match="no such rate"):
+        train(
+            start(),
+            make_plan(optimizer=Raises("adam", 0.1)),
+            Pull(),
+            4,
+            on_round=lambda state, _: seen.append((state, copied(state))),
+        )
+    last, before = seen[-1]
+    assert last.round == 2 and last.optimizer_state
+    assert same_state(last, before)
+
+
 def budget_for(plan: RoundPlan, rounds: int) -> Budget:
     return Budget(epsilon(plan.cost, rounds, 1e-5), 1e-5)
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedsim
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.privacy_filter import ORDERS, RenyiFilter
 from fedsim.config import Config
+from fedsim.config.schema import PrivateEvaluation
 from fedsim.errors import BudgetSpentError, ConfigError
 from fedsim.materials import Materials
 from fedsim.report.schema import RoundMetrics, load_report
 from fedsim.runner.folder import RunFolder
 from fedsim.sampling import PoissonSampling, Relation
+from fedsim.state import ServerState
 from tests.helpers.commands import fedsim as command
 from tests.helpers.light import light_config
 
@@ -65,13 +71,15 @@ class Ended:
 
 
 def killed_after(round: int, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
-    """Let the process end when a round is on disk."""
+    """Let the process end when a round is on disk; by `SystemError` at once, as SIGKILL does."""
 
     def end(line: RoundMetrics, materials: Materials) -> None:
         if line.round == round:
             raise kind
 
     monkeypatch.setattr("fedsim.runner.session.check_held_out", end)
+    if kind is SystemError:
+        monkeypatch.setattr("fedsim.runner.session._Session._keep_last", lambda _self: None)
 
 
 def test_a_run_that_its_own_budget_ended(
@@ -151,24 +159,102 @@ def test_ctrl_c_in_the_middle_of_a_step_keeps_the_checkpoint_before_it(
     assert Ended.of(path).model == Ended.of(tmp_path / "whole").model
 
 
-def test_ctrl_c_before_a_round_is_written_down_saves_no_checkpoint_of_it(
+def out_of_memory(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "a file")
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        ("session.evaluate", out_of_memory),
+        ("session.load_model", out_of_memory),  # evaluates the last round
+        ("session.private_scores", out_of_memory),
+        ("session.save_model", full),
+        ("folder.RunFolder.append_metrics", full),
+        ("folder.RunFolder.write_ledger", full),
+        ("session.save_checkpoint", full),
+        ("session._Session._charge_shared", full),
+    ],
+)
+@pytest.mark.parametrize("calls", [3, 1])
+def test_whatever_ends_a_run_no_paid_round_is_lost(
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+    error: Callable[..., None],
+    calls: int,
+) -> None:
+    """Secure rounds are paid for again where they are made again: here none is."""
+    settings = with_own_epsilon(9) | {"epsilon": 20.0}
+    config = config_of(speeches, **settings)
+    scores = PrivateEvaluation(noise_multiplier=4.0, loss_bound=6.0, every=2)
+    training = {"evaluate_every": 2, "checkpoint_every": 6, "private_evaluation": scores}
+    config = config.model_copy(update={"training": config.training.model_copy(update=training)})
+    original, count = attribute(at), iter(range(99))
+
+    def fails_once(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (as of each)
+        if next(count) == calls:
+            error()
+        return original(*args, **named)
+
+    monkeypatch.setattr(f"fedsim.runner.{at}", fails_once)
+    path = tmp_path / "run"
+    with suppress(torch.OutOfMemoryError, OSError):  # what is called fewer times does not fail
+        fedsim.run(config, path)
+    for _ in range(calls):
+        next(count)
+    fedsim.run(config, path, resume=True)
+    assert RunFolder(path).read_ledger().num_releases == 9 + 5
+    lines = fedsim.load_metrics(path)
+    assert [line.round for line in lines if line.held_out] == [0, 2, 4, 6, 8, 9]
+    assert [line.round for line in lines if line.private_scores] == [2, 4, 6, 8, 9]
+
+
+def attribute(name: str) -> Any:  # noqa: ANN401  (a function or a method)
+    module, *parts = name.split(".")
+    found: Any = import_module(f"fedsim.runner.{module}")
+    for part in parts:
+        found = getattr(found, part)
+    return found
+
+
+def test_a_checkpoint_that_would_go_makes_room_on_a_full_disk(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No checkpoint outlives the lines before it."""
-    config, path = config_of(speeches, **with_own_epsilon(12), noise="seeded"), tmp_path / "run"
-    written = RunFolder.append_metrics
+    config, path = config_of(speeches, **with_own_epsilon(9)), tmp_path / "run"
+    original = attribute("session.save_checkpoint")
 
-    def cut_off(self: RunFolder, line: str) -> None:
-        if json.loads(line)["round"] == 5:
-            raise KeyboardInterrupt
-        written(self, line)
+    def fits_two(folder: Path, state: ServerState, keep: int) -> Path:
+        if len(list(folder.iterdir())) == 2:
+            full()
+        saved: Path = original(folder, state, keep)
+        return saved
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunFolder, "append_metrics", cut_off)
+    monkeypatch.setattr("fedsim.runner.session.save_checkpoint", fits_two)
+    with pytest.raises(OSError, match="No space left"):
         fedsim.run(config, path)
-    assert [file.name for file in (path / "checkpoints").iterdir()] == ["round-000003.safetensors"]
+    left = sorted(file.name for file in (path / "checkpoints").iterdir())
+    assert left == ["round-000006.safetensors", "round-000009.safetensors"]
+    monkeypatch.undo()
     fedsim.run(config, path, resume=True)
-    assert Ended.of(path).rounds == 9
+    assert Ended.of(path).releases == Ended.of(path).rounds == 9
+
+
+def test_a_model_of_more_rounds_stays(speeches: Path, tmp_path: Path) -> None:
+    """Its checkpoint is lost, and the budget pays for no round that is made again."""
+    config, path = config_of(speeches, **with_own_epsilon(9)), tmp_path / "run"
+    fedsim.run(config, path)
+    before = Ended.of(path)
+    (path / "checkpoints" / "round-000009.safetensors").unlink()
+    with pytest.raises(BudgetSpentError, match="round 6: 9 releases are charged, "):
+        fedsim.run(config, path, resume=True)
+    assert Ended.of(path) == before
+    assert "model and report of 9 rounds stay as they are" in (path / "run.log").read_text()
 
 
 def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) -> None:

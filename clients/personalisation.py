@@ -56,7 +56,7 @@ def personalise(
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     pairs = [_halves(store, user, seed) for user in eligible]
     without, after, tokens = (np.zeros(len(eligible)) for _ in range(3))
-    tell = every_half_minute("personalising (no ε covers these numbers)")
+    tell = every_half_minute("personalising (not protected by the privacy guarantee)")
     for place, (user, (own, reserved)) in enumerate(zip(eligible, pairs, strict=True)):
         unit, batches = _local_user(store, user, own, training, seed)
         trained, _ = local_steps(model, on_device, unit, batches, training.learning_rate)

@@ -63,8 +63,7 @@ def public_size(
     The other relations do not hide it.
     """
     if declared is not None:
-        expected = config.strategy.expected_users or config.strategy.expected_examples
-        warn_if_far(declared, counted, field, noun, expected)
+        warn_if_far(declared, counted, field, noun)
         return declared, f"The number of {noun}, {declared}, was declared public ({field})."
     relation = relation_of(config)
     if relation is Relation.FIXED_GRAPH:
@@ -82,16 +81,15 @@ def public_size(
     return counted, sentence
 
 
-def warn_if_far(declared: int, counted: int, field: str, noun: str, expected: float | None) -> None:
+def warn_if_far(declared: int, counted: int, field: str, noun: str) -> None:
     """Say to who runs it, in the log alone, that the data are far from a declared number."""
     if not 0.8 * declared <= counted <= 1.25 * declared:
-        meant = expected or 100.0
         log.warning(
-            "%s = %d, but the data have %d to train on (no ε covers this number: keep it to "
-            "yourself; who is held out by data.held_out_users is none of them). The "
-            "promise holds, but where the noise of a round is for %g %s, about %.3g take part; "
-            "correct it if it is a mistake.",
-            *(field, declared, counted, meant, noun, meant * counted / declared),
+            "%s = %d, but the data have %d to train on (this number is not protected by the "
+            "privacy guarantee: keep it to yourself; who is held out by data.held_out_users is "
+            "none of them). The promise holds, but about %.3g times as many %s take part in a "
+            "round as its noise is for; correct it if it is a mistake.",
+            *(field, declared, counted, counted / declared, noun),
         )
 
 

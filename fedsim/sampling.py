@@ -48,7 +48,7 @@ class Relation(Enum):
     | add-or-remove-one | has one user more or fewer | nothing about a user |
     | zero-out-one | has the same users, one of whom contributes zeros | the number of users |
     | replace-one | has one user's data replaced by any other | the number of users |
-    | fixed-graph | has all that one owner co-owns exchanged for zeros | who owns which text |
+    | fixed-graph | has every text that one owner co-owns blank | who owns which text |
 
     The last is for texts that belong to several people, for every owner of any text (Ganesh et
     al. 2025, arXiv:2503.03622). Of the others, replacing is removing and adding: the strongest, at
@@ -72,8 +72,8 @@ class Relation(Enum):
         """
         if self is Relation.FIXED_GRAPH:
             return (
-                "fixed-graph (all that one owner of any text co-owns is exchanged for nothing; who "
-                "owns which text is public)"
+                "fixed-graph (the neighbour has the same texts and owners, but every text that one "
+                "owner co-owns is blank; who owns which text is public)"
             )
         return f"{self.value} user"
 
@@ -151,6 +151,10 @@ class Sampling(ABC):
     def in_words(self, noun: str) -> str:
         """Return what a report calls the sampling of "users" or "examples"."""
         return f"{self.kind} sampling of {noun}"
+
+    def chance_in_words(self, noun: str) -> str:
+        """Return what a report adds to that: with which probability a unit takes part."""
+        return f" with probability {self.probability:g}"
 
     @classmethod
     def build(cls, options: Any, wanted: Wanted) -> Sampling:  # noqa: ANN401  (a subclass's own)
@@ -652,6 +656,11 @@ class CyclicSampling(Sampling):
             return f"cyclic sampling of {noun}, one whole group of {self.groups} in turn"
         priced = " (accounted as whole groups)" if self.charged_rate == 1.0 else ""
         return f"cyclic Poisson sampling of {noun}, one group of {self.groups} in turn{priced}"
+
+    def chance_in_words(self, noun: str) -> str:
+        """Return the probability in the turns of a unit's group, and how many these are."""
+        turns = f"turn{'s' if self.events > 1 else ''} ({self.events} at most)"
+        return f", each {noun.removesuffix('s')} with probability {self.rate:g} in its {turns},"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
         """Return the units of the group whose turn it is and whose coin fell.

@@ -111,5 +111,5 @@ def _public_graph(config: Config) -> tuple[str, ...]:
         "The guarantee is for every owner of any text: for a user who wrote it, and for others "
         "whom the data name as its owners. Who owns which of the prepared texts, "
         f"{lengths}and how many examples each is cut into, is public and the same in both "
-        "neighbours; exchanged for nothing is what all texts say that an owner co-owns.",
+        "neighbours; in the other, every text that one owner co-owns is blank.",
     )

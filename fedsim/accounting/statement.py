@@ -16,14 +16,9 @@ Noise = Literal["secure", "seeded"]
 
 _SOURCE: Mapping[Noise | None, str] = {
     "secure": "Coins and noise are secret.",
-    "seeded": (
-        "With secret randomness this mechanism gives it; the draws of this run follow from its "
-        "seed, so it protects nobody."
-    ),
+    "seeded": "The draws of this run follow from its seed, so it protects nobody.",
     None: "It takes coins and noise that stay secret.",
 }
-_UNGUARANTEED = "The draws of this run follow from its seed, so it protects nobody."
-
 
 HYPOTHETICAL = "hypothetical, not a guarantee: "
 """What the caption of an ε begins with that is of another mechanism than was run."""
@@ -41,7 +36,7 @@ def noise_sentence(noise: Noise | None) -> str:
 
 def noise_terms(noise: Noise) -> str:
     """Return the same as part of a caption."""
-    return "secret noise" if noise == "secure" else "simulated: the draws follow from a seed"
+    return "secret noise" if noise == "secure" else "the draws follow from a seed"
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,10 @@ class PrivacyTerms:
         relation: the neighbouring relation, in words.
         sampler: what was sampled and how, in words.
         sampling_probability: of one unit in one round.
+        chance: the probability in words; "" for `sampling_probability`.
         noise_multiplier: of a round.
         rounds: noisy releases that ε is of.
+        runs: the runs that the rounds are of, in words, where each has one price; "" for one run.
         units_per_user: the most sampled units that one user owns.
         accountant: its name.
         guaranteed: whether the sampler that is accounted is the one that drew.
@@ -77,6 +74,8 @@ class PrivacyTerms:
     guaranteed: bool = True
     noise: Noise | None = None
     unit: str = "user"
+    chance: str = ""
+    runs: str = ""
     others: tuple[tuple[int, str], ...] = ()
 
     @classmethod
@@ -112,6 +111,7 @@ class PrivacyTerms:
             ConfigError: what the accountant cannot prove.
         """
         chosen, meant = choose([cost, *(other for other, _ in others)], accountant, relation)
+        own = rounds - sum(count for _, count in others)
         return cls(
             epsilon=epsilon,
             delta=delta,
@@ -125,6 +125,8 @@ class PrivacyTerms:
             guaranteed=all(c.sampling.guaranteed for c in (cost, *(c for c, _ in others))),
             noise=noise,
             unit=unit or meant.unit,
+            chance=cost.sampling.chance_in_words(noun),
+            runs=_runs(cost, own),
             others=tuple((count, mechanism_text(other, noun, count)) for other, count in others),
         )
 
@@ -148,27 +150,29 @@ class PrivacyTerms:
         share = f" (at most {self.units_per_user} {article} {self.unit})" if several else ""
         if not self.guaranteed:
             begins = f"Hypothetical, not a guarantee for this run: every {self.unit} would have"
+        elif self.noise == "seeded":
+            begins = f"Simulated: with secret randomness this mechanism gives every {self.unit}"
         else:
-            begins = "Simulated" if self.noise == "seeded" else f"Every {self.unit} has"
-        simulated = f" for each {self.unit}" if begins == "Simulated" else ""
+            begins = f"Every {self.unit} has"
+        chance = self.chance or f" with probability {self.sampling_probability:g}"
         own = self.rounds - sum(count for count, _ in self.others)
         beside = "".join(f", and {count} {what}" for count, what in self.others)
         return (
             f"{begins} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
-            f"privacy{simulated} under the {self.relation} relation, for {rounds_text(own)} of "
-            f"{self.sampler}{share} with probability {self.sampling_probability:g} and noise "
-            f"multiplier {self.noise_multiplier:g}{beside}, by the {self.accountant} accountant. "
-            f"{noise_sentence(self.noise) if self.guaranteed else _UNGUARANTEED}"
+            f"privacy under the {self.relation} relation, for {rounds_text(own)}{self.runs} of "
+            f"{self.sampler}{share}{chance} and noise multiplier {self.noise_multiplier:g}{beside},"
+            f" by the {self.accountant} accountant. {noise_sentence(self.noise)}"
         )
 
     def caption(self) -> str:
         """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
-        hypothetical = "" if self.guaranteed else HYPOTHETICAL
+        simulated = "simulated: " if self.noise == "seeded" else ""
+        begins = simulated if self.guaranteed else HYPOTHETICAL
         delta = "none" if self.delta is None else text_up(self.delta)
         drawn = "" if self.noise is None else f", {noise_terms(self.noise)}"
         beside = "".join(f" and {count} {what}" for count, what in self.others)
         return (
-            f"{hypothetical}δ = {delta}, for one {self.unit}, {self.relation}, "
+            f"{begins}δ = {delta}, for one {self.unit}, {self.relation}, "
             f"{self.sampler}{beside}, {self.accountant} accountant{drawn}"
         )
 
@@ -192,14 +196,21 @@ def _sampler(cost: RoundCost, noun: str) -> str:
     return f"{cost.sampling.in_words(noun)}{searched}"
 
 
+def _runs(cost: RoundCost, rounds: int) -> str:
+    """Return the runs that rounds are of, in words, if there are several and each has one price."""
+    if cost.run_rounds is None or (runs := cost.runs(rounds)) < 2:
+        return ""
+    return f" ({runs} {'runs' if cost.search is None else 'searches'} of {cost.run_rounds})"
+
+
 def mechanism_text(cost: RoundCost, noun: str, count: int) -> str:
     """Return the mechanism of `count` rounds of a cost, in words."""
-    plural = "" if count == 1 else "s"
+    plural, runs = "" if count == 1 else "s", _runs(cost, count)
     if cost.sampling == PoissonSampling(1.0) and cost.units_per_user == 1:
         return f"sum{plural} over all users with noise multiplier {cost.noise_multiplier:g}"
     return (
-        f"round{plural} of {cost.sampling.in_words(noun)} with probability "
-        f"{cost.sampling.probability:g} and noise multiplier {cost.noise_multiplier:g}"
+        f"round{plural}{runs} of {cost.sampling.in_words(noun)}"
+        f"{cost.sampling.chance_in_words(noun)} and noise multiplier {cost.noise_multiplier:g}"
         + (f" (at most {cost.units_per_user} a user)" if cost.units_per_user > 1 else "")
     )
 

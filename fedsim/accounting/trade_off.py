@@ -257,13 +257,6 @@ def attacker_sentence(
         f"who held it for {100 * prior:g} % likely before is at most {_percent(after)} sure"
         for prior, after in sorted(zip(found["priors"], first["posteriors"], strict=True))
     ]
-    gaussian = ""
-    if found["mu"] is not None:
-        mu, regret = round_up(found["mu"], 4), round_up(found["regret"], 2)
-        gaussian = (
-            f" No test with errors of {LEAST_RATE:g} or more does better than against Gaussian "
-            f"differential privacy with μ = {mu:g} (regret {regret:g})."
-        )
     deltas = ", ".join(
         f"{round_up(one['delta'], 2):.2g} at ε = {one['epsilon']:g}" for one in found["deltas"]
     )
@@ -274,7 +267,18 @@ def attacker_sentence(
         f"wrongly names 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "
         f"finds at most {most} of those whose text was; one that wrongly names "
         f"{'; about '.join(named)}. If the first test names somebody, an attacker "
-        f"{', one '.join(sure)}.{gaussian} Under the same terms δ is at most {deltas}."
+        f"{', one '.join(sure)}; a test that names fewer people can be surer. "
+        f"Under the same terms δ is at most {deltas}."
+    )
+
+
+def gaussian_text(found: Mapping[str, Any]) -> str | None:
+    """Return μ of `TradeOff.to_json` in words, rounded up; None where it is infinite."""
+    if found["mu"] is None:
+        return None
+    return (
+        f"nearly as strong as {round_up(found['mu'], 4):g}-GDP "
+        "(docs/accounting.md#what-an-attacker-can-achieve)"
     )
 
 

@@ -43,9 +43,9 @@ from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors
 
 NOTE = (
-    "Scores and rates are computed on private text and covered by no guarantee. An interval is "
-    "the middle 95 % of a bootstrap over the users: neither over trainings nor over their texts. "
-    "With few users, or near 0 and 1, it covers the true value less often."
+    "Scores and rates are computed on private text, not protected by the privacy guarantee. An "
+    "interval is the middle 95 % of a bootstrap over the users: neither over trainings nor over "
+    "their texts. With few users, or near 0 and 1, it covers the true value less often."
 )
 
 _EARLIER = (
@@ -221,8 +221,10 @@ def bound_of(privacy: Privacy) -> Bound:
         if privacy.relation.startswith(relation):
             reason = f"The guarantee compares {compared}: it does not bound this attack."
             return Bound(auroc=None, reason=reason)
+    simulated = "With secret randomness, the" if privacy.noise == "seeded" else "The"
     return Bound(
         auroc=curve.auroc,
-        reason="The guarantee bounds an attack on one user, in the data or not, on average over "
-        "the held-out users; a rate of n users can lie above it by chance, and by about 1/n.",
+        reason=f"{simulated} guarantee bounds an attack on one user, in the data or not, on "
+        "average over the held-out users; a rate of n users can lie above it by chance, and by "
+        "about 1/n.",
     )

@@ -253,7 +253,7 @@ def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: boo
     from fedsim.accounting.calibration import calibrate_noise_multiplier
     from fedsim.accounting.events import RoundCost
     from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
-    from fedsim.accounting.trade_off import TradeOff, attacker_sentence
+    from fedsim.accounting.trade_off import TradeOff, attacker_sentence, gaussian_text
 
     sampling, rounds, delta = asked.sampling, asked.rounds, asked.delta
     with about("--noise-multiplier: "):
@@ -295,6 +295,8 @@ def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: boo
                     attacker, relation.unit, relation.value, hypothetical=hypothetical
                 )
             )
+            if (gaussian := gaussian_text(attacker)) is not None:
+                typer.echo(f"{gaussian[0].upper()}{gaussian[1:]}.")
         return
     infinite = math.isinf(spent)
     found: dict[str, Any] = {

@@ -86,8 +86,8 @@ def _norms(median: dict[str, float]) -> Table:
 def _mechanisms(rows: list[Facts]) -> Table:
     table = Table(
         *("", "users", "σ", "noise", "in sums", "at the end"),
-        title="uls, other mechanisms at the same promise: users and noise a round, and noise in "
-        "sums of rounds",
+        title="uls, other mechanisms at the same promise: users and noise a round, and noise "
+        "accumulated over rounds",
         title_justify="left",
         box=None,
     )

@@ -64,7 +64,7 @@ def score_examples(
     nats, correct, tokens = np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     all_tokens, done = int(lengths.sum()), 0
-    tell = every_half_minute("scoring (no ε covers these numbers)")
+    tell = every_half_minute("scoring (not protected by the privacy guarantee)")
     for places in batches_by_length(lengths, model.vocabulary_size):
         padded = store.padded(examples[places])
         nats[places], correct[places], tokens[places] = score_padded(model, on_device, *padded)

@@ -134,8 +134,9 @@ class NoiseMatrix:
         times = -(-self.rounds // apart)
         return (
             f"Noise is correlated over the {self.rounds} rounds {what}: later rounds take back "
-            f"part of what earlier ones added. It rests on the rounds of one {unit} being at least "
-            f"{apart} apart, {times} at most, which the sampler sees to."
+            "part of what earlier ones added. The noise multiplier is the priced one: fresh noise "
+            f"is {self.amplification:.4g} times that. It rests on the rounds of one {unit} being "
+            f"at least {apart} apart, {times} at most, which the sampler sees to."
         )
 
 

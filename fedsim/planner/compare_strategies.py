@@ -75,8 +75,7 @@ def compare_strategies(
     check_budget(budget)
     declared, counted = config.privacy.declared_num_users, materials.split.num_users
     if declared is not None:  # `tried` plans give no warnings, a run would
-        field = "privacy.declared_num_users"
-        warn_if_far(declared, counted, field, "users", config.strategy.expected_users)
+        warn_if_far(declared, counted, "privacy.declared_num_users", "users")
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     els_size = median_user_size(materials)
     els_size = enough(lambda size: as_els(config, size), materials, budget, els_size)

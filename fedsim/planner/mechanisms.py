@@ -88,16 +88,16 @@ def recommended(found: list[Mechanism]) -> str:
     best = min(alike, key=lambda each: each.sum_noise)
     if best is poisson:
         return (
-            "No other mechanism with as many users a round has less noise in the sums of rounds "
+            "No other mechanism with as many users a round accumulates less noise over the rounds "
             "than Poisson sampling."
         )
     sized = any(setting.startswith(_COHORT) for setting in best.settings)
     instead = "" if sized else f", without {_COHORT}"
     return (
-        f"Less noise for the same promise and as many users a round: {best.name}, "
-        f"{best.sum_noise / poisson.sum_noise:.2g} times Poisson's in the sums of rounds, which "
-        "under SGD is the noise of the parameters "
-        f"(with Adam it is a guide): {'; '.join(best.settings)}{instead}."
+        f"Less noise for the same promise and as many users a round: {best.name}, with "
+        f"{100.0 * (1.0 - best.sum_noise / poisson.sum_noise):.2g} % less accumulated noise than "
+        "Poisson sampling, which under SGD is the noise of the parameters (with Adam it is a "
+        f"guide): {'; '.join(best.settings)}{instead}."
     )
 
 

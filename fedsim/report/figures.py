@@ -129,7 +129,7 @@ def trade_off_panel(caption: str, bounds: Iterable[tuple[str, TradeOffBound, str
     return Panel(
         "trade-off",
         "Bound on every attacker",
-        f"The largest share of the users in the data that an attacker can find. {caption}",
+        f"Upper bound on the share of training users an attacker can identify. {caption}",
         [*(replace(one, marks=False) for one in series), guessing],
         x=Axis("false positive rate", limits=(0.0, 1.0)),
         y=Axis("true positive rate", limits=(0.0, 1.01)),

@@ -245,8 +245,14 @@ def interval_note(lines: Sequence[CellResult]) -> str:
     means = f"means over {span} seeds, with Student's 95 % interval"
     return (
         f"Losses and accuracies are {means if most > 1 else 'of one seed, without an interval'}; "
-        "a seed has coins and noise of its own, and a split where that is drawn."
+        f"lines with equal seeds share {_shared_draws(lines)}."
     )
+
+
+def _shared_draws(lines: Sequence[CellResult]) -> str:
+    if any(line.privacy is not None and line.privacy.noise == "secure" for line in lines):
+        return "the start, but, where noise is secret, not split, cohorts or noise"
+    return "start, split and noise, and with the same sampler also cohorts"
 
 
 def captions(result: GridResult) -> list[str]:

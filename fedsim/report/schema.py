@@ -111,7 +111,8 @@ class Privacy(Record):
     `epsilon` is None where there is no finite guarantee; then the reports say so in words.
     `sampling_probability` is that of one unit in one round; `noise_stddev` is of what a round draws
     anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
-    can own (1 when the units are users). `hypothetical` says that epsilon is of another mechanism
+    can own (1 when the units are users). `scores` counts private scores, which are not among
+    `rounds`. `hypothetical` says that epsilon is of another mechanism
     than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
     guarantee. `trade_off` is None without a finite epsilon. `earlier_training` says what the start
     was trained on before: where the people are the same, that counts too.
@@ -125,6 +126,7 @@ class Privacy(Record):
     sampling_probability: Probability | None
     sampler: Text
     rounds: Count
+    scores: Count = 0
     clip: dict[str, JsonValue]
     estimator: dict[str, JsonValue]
     noise_stddev: NotNegative | None

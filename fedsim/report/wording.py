@@ -18,7 +18,7 @@ TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
     "has seen more than one ε pays for."
 )
-NOT_COVERED = "computed on private text, not covered by the guarantee"
+NOT_COVERED = "computed on private text, not protected by the privacy guarantee"
 NO_GUARANTEE = "No privacy guarantee"
 NOTHING = "–"
 
@@ -178,6 +178,8 @@ def scores_label(privacy: Privacy) -> str:
     """Return what private scores are called beside the promise that counts them."""
     if privacy.hypothetical:
         return "Private scores, under the hypothetical ε above"
+    if privacy.noise == "seeded":
+        return "Private scores, under the simulated ε above"
     return "Private scores, covered by the ε above"
 
 
@@ -194,11 +196,12 @@ def terms_text(privacy: Privacy) -> str:
     """Return the caption that must accompany a displayed ε: what it is an ε of."""
     if privacy.epsilon is None:
         return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
-    hypothetical = "hypothetical " if privacy.hypothetical else ""
+    simulated = "simulated " if privacy.noise == "seeded" else ""
+    begins = "hypothetical " if privacy.hypothetical else simulated
     noise = "" if privacy.noise == "none" else f"; {noise_terms(privacy.noise)}"
     earlier = "; not counted: what the starting point was trained on before"
     return (
-        f"{hypothetical}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
+        f"{begins}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
         f"neighbouring relation: {privacy.relation}; sampler: {privacy.sampler}; "
         f"accountant: {privacy.accountant}{noise}{earlier if privacy.earlier_training else ''}"
     )
@@ -213,7 +216,7 @@ def promised_text(privacy: Privacy) -> str:
 
 NOISE_TEXTS = {
     "seeded": "seeded: the draws follow from the run's seed, and ε is simulated",
-    "secure": "secure: drawn under secret keys of the operating system",
+    "secure": "secure: drawn from secrets; below stands whether they are kept",
     "none": "none",
 }
 
@@ -227,9 +230,9 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
         ("δ", delta_text(privacy.delta)),
         ("Sampler", privacy.sampler),
         ("Sampling probability, a round", _value_text(privacy.sampling_probability)),
-        ("Rounds", count_text(privacy.rounds)),
-        ("Noise multiplier", _value_text(privacy.noise_multiplier)),
-        ("Noise standard deviation", _value_text(privacy.noise_stddev)),
+        ("Rounds", rounds_text(privacy)),
+        ("Noise multiplier, as priced", _value_text(privacy.noise_multiplier)),
+        ("Noise standard deviation, as drawn", _value_text(privacy.noise_stddev)),
         ("Source of noise", NOISE_TEXTS[privacy.noise]),
         ("Clipping", settings_text(privacy.clip)),
         ("Denominator", settings_text(privacy.estimator)),
@@ -238,7 +241,18 @@ def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
     ]
     if privacy.hypothetical:
         facts.insert(0, ("Guarantee", "none: ε is of a mechanism that did not run"))
+    bound = privacy.trade_off
+    if bound is not None and (gaussian := trade_off.gaussian_text(bound.model_dump())):
+        facts.append(("As Gaussian differential privacy", gaussian))
     return facts
+
+
+def rounds_text(privacy: Privacy) -> str:
+    """Return the number of rounds, and of private scores where there are any."""
+    if not privacy.scores:
+        return count_text(privacy.rounds)
+    scores = f"{privacy.scores} private score{'' if privacy.scores == 1 else 's'}"
+    return f"{count_text(privacy.rounds)}, and {scores}"
 
 
 def _value_text(value: JsonValue) -> str:

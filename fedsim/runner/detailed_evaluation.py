@@ -47,8 +47,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Return what `fedsim evaluate` prints, for any run folder that has a model.
 
-    Everything but the samples is computed on private text and covered by no guarantee. Scores are
-    kept under the cache folder: what was cut off goes on.
+    Everything but the samples is computed on private text and not protected by the privacy
+    guarantee. Scores are kept under the cache folder: what was cut off goes on.
 
     Args:
         run_dir: of a finished run.
@@ -88,7 +88,7 @@ def evaluate_run(
             }
             for name, weights in stages.items()
         },
-        "note": "computed on private text and covered by no guarantee"
+        "note": "computed on private text, not protected by the privacy guarantee"
         + (", but for the samples" if _is_promised(folder) else ", the samples neither"),
     }
     if personalisation is not None:

@@ -33,13 +33,13 @@ class _Bar:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, note="")
-        self._title, self._rounds, self._done = title, rounds, done
-        self._began = time.monotonic()  # the round that is being made
+        self._title, self._rounds, self._done, self._first = title, rounds, done, done
+        self._started = self._began = time.monotonic()  # of all rounds, and of the next
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
         self._progress.start()
-        self._began = time.monotonic()
+        self._started = self._began = time.monotonic()
         if self._progress.disable:
             self._open.enter_context(logging_each_half_minute(self._still))
         return self
@@ -55,8 +55,22 @@ class _Bar:
 
     def _still(self) -> str:
         seconds = time.monotonic() - self._began
-        done = f"{self._done} of {self._rounds} rounds done"
-        return f"{self._title}: {done}, {seconds:.0f} seconds at the next so far"
+        now = f"{self._done} of {self._rounds} rounds done; round {self._done + 1} running for"
+        return f"{self._title}: {now} {seconds:.0f} s{self._left(seconds)}"
+
+    def _left(self, running: float) -> str:
+        """Return the time left in words; "" before a round is done."""
+        if self._done == self._first:
+            return ""
+        each = (self._began - self._started) / (self._done - self._first)
+        seconds = max(each - running, 0.0) + each * (self._rounds - self._done - 1)
+        return f"; about {_rough(seconds)} left"
+
+
+def _rough(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class RoundProgress(_Bar):
@@ -67,7 +81,7 @@ class RoundProgress(_Bar):
         self._count()
         if line.held_out is None:
             return
-        note = f"held-out loss {line.held_out.loss:.4f} (not covered by ε)"
+        note = f"held-out loss {line.held_out.loss:.4f} (not protected by the privacy guarantee)"
         self._progress.update(self._task, note=note)
         if self._progress.disable:
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)

@@ -35,13 +35,13 @@ from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import Materials, default_device, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
-from fedsim.report.model_card import model_card
 from fedsim.report.schema import HeldOut, RoundMetrics, RunReport
 from fedsim.report.wording import worse_text
 from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import mark_diverged, version_note
 from fedsim.runner.log import run_log
+from fedsim.runner.model_card import model_card
 from fedsim.runner.progress import RoundProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
@@ -56,7 +56,7 @@ from fedsim.runner.training import (
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
-from fedsim.utils.files import disk_message, shown_name, write_atomically
+from fedsim.utils.files import disk_message, write_atomically
 from fedsim.utils.interrupts import Interrupts
 from fedsim.utils.locks import sole_writer
 from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
@@ -128,7 +128,10 @@ def _warn(config: Config, materials: Materials, plan: RoundPlan) -> None:
     dropped = {why: count for why, count in materials.store.manifest["dropped"].items() if count}
     if dropped:
         listed = ", ".join(f"{why}: {count:,}" for why, count in dropped.items())
-        log.info("Rows of the data that were dropped (no ε covers these numbers): %s", listed)
+        log.info(
+            "Rows of the data that were dropped (not protected by the privacy guarantee): %s",
+            listed,
+        )
     if config.training.private_evaluation is not None and not plan.score_rounds:
         raise ConfigError(
             f"training.private_evaluation with strategy.name = {config.strategy.name!r}: its plan "
@@ -171,17 +174,11 @@ def write_promise(
     """Write the promise and a card into the folders of a run that are given away."""
     terms = privacy_terms(config, plan, state)
     costs = state.ledger.costs if plan.noise_multiplier > 0.0 else []
-    base, adapter = config.model.name_or_path, config.model.adapter
     for given in (folder.model, folder.adapter):
         if given.exists():
             content = promise(given, terms, costs, plan.relation, report.privacy.assumptions)
-            card = model_card(
-                content,
-                shown_name(base),
-                adapter=given == folder.adapter,
-                continued=None if adapter is None else shown_name(adapter),
-                scores=report.private_scores,
-            )
+            adapter, scores = given == folder.adapter, report.private_scores
+            card = model_card(config, given, content, adapter=adapter, scores=scores)
             text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
             write_atomically(given / NAME, text)
             write_atomically(given / "README.md", card)
@@ -290,7 +287,8 @@ class _Session:
             self.warned = True
             log.warning(
                 "round %d: %d of %d updates had a NaN or an infinity and counted as zero; "
-                "metrics.jsonl has the number of each round (no ε covers it)",
+                "metrics.jsonl has the number of each round (not protected by the privacy "
+                "guarantee)",
                 state.round,
                 record.num_non_finite,
                 record.num_units,

@@ -230,8 +230,14 @@ def privacy_block(
     curve = None
     if terms.delta is not None and math.isfinite(terms.epsilon):
         curve = TradeOff.of(state.ledger.costs, terms.delta, terms.accountant, plan.relation)
+    scores = sum(item.num_rounds for item in state.ledger.items if is_score(item.release))
     return Privacy(
-        **{**terms.to_json(), "accountant": terms.accountant if private else None},
+        **{
+            **terms.to_json(),
+            "accountant": terms.accountant if private else None,
+            "rounds": terms.rounds - scores,
+        },
+        scores=scores,
         epsilon=finite_or_none(terms.epsilon),
         clip=clip_facts(plan, state),
         estimator=dict(plan.estimator.describe()),
@@ -369,8 +375,8 @@ def _made_up(config: Config) -> tuple[str, ...]:
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     kept = (
         "Coins and noise were drawn from a secret that is kept outside of the run folder, in "
-        "$FEDSIM_CACHE/seeds, as are who is held out and which examples take part: whoever has it "
-        "can subtract the noise; delete it when the run is done."
+        "$FEDSIM_CACHE/seeds, until you delete it, as are who is held out and which examples take "
+        "part: whoever has it can subtract the noise; delete it when the run is done."
     )
     noise = (
         kept
@@ -403,8 +409,10 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
 def _covered(plan: RoundPlan) -> str:
     what = "the model and its private scores" if plan.score_rounds else "the model"
     if not plan.sampling.guaranteed:
-        return f"Nothing is covered: the hypothetical ε would cover {what} alone."
-    return f"Only {what} {'are' if plan.score_rounds else 'is'} covered."
+        return f"Nothing is protected: the hypothetical ε would protect {what} alone."
+    if plan.entropy == "seeded":
+        return f"Nothing is protected: with secret randomness {what} alone would be."
+    return f"Only {what} {'are' if plan.score_rounds else 'is'} protected by the privacy guarantee."
 
 
 _SETTINGS = (

@@ -38,7 +38,10 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(speeches: Path, tmp_pat
         *warned, said = [line for line in done.stderr.splitlines() if "engine" not in line]
         assert said.startswith("Diverged: round 4: the held-out loss is nan (computed on private")
         assert len(warned) == (0 if resume else 1)  # once, and not of each round
-        all_of_them = r"round [23]: (\d+) of \1 updates had a NaN or an infinity .*no ε covers it\)"
+        all_of_them = (
+            r"round [23]: (\d+) of \1 updates had a NaN or an infinity .*"
+            r"not protected by the privacy guarantee\)"
+        )
         assert all(re.fullmatch(all_of_them, line) for line in warned)
         report = load_report(out)
         assert report.diverged == said.removeprefix("Diverged: ")

@@ -115,8 +115,8 @@ def test_samples_are_covered_where_there_is_a_guarantee(speeches: Path, tmp_path
         run(light_config(speeches, strategy=strategy, **sections), tmp_path / name)
         return fedsim_ok("evaluate", tmp_path / name).stdout.rstrip()
 
-    neither = "covered by no guarantee, the samples neither."
-    assert said("private").endswith("covered by no guarantee, but for the samples.")
+    neither = "not protected by the privacy guarantee, the samples neither."
+    assert said("private").endswith("by the privacy guarantee, but for the samples.")
     assert said("free", strategy={"name": "non-private"}).endswith(neither)
     start = {"name_or_path": str(tmp_path / "free" / "model"), "pretraining_steps": None}
     assert said("started", model=start).endswith(neither)

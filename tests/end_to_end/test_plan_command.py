@@ -74,7 +74,7 @@ def test_the_planned_config_runs_as_it_is(
     chosen = min(("els", "uls"), key=lambda name: found["strategies"][name]["noise_stddev"])
     assert found["recommendation"]["strategy"] == chosen
     for one in (uls, els):
-        for term in ("ε = 6", "δ = 0.001", "each user", "add-or-remove-one", "accountant"):
+        for term in ("ε = 6", "δ = 0.001", "every user", "add-or-remove-one", "accountant"):
             assert term in one["statement"]
     assert any(note.startswith("Not private") for note in found["notes"])
     check_mechanisms(found, load_config(config), materials)
@@ -99,7 +99,7 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
         "L(1)/L(G)",
         "fedsim run",
         "truncated-poisson",
-        "in the sums of rounds",
+        "accumulate",
     ):
         assert part in done.stdout
     written = config.with_name("mine.plan.toml")

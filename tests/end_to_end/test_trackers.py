@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 TERMS = (
-    "δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld accountant, "
-    "simulated: the draws follow from a seed"
+    "simulated: δ = 0.001, for one user, add-or-remove-one user, Poisson sampling of users, pld "
+    "accountant, the draws follow from a seed"
 )
 
 
@@ -152,7 +152,7 @@ def test_every_number_of_the_metrics_is_there_once(finished: Path) -> None:
     tags = {tag for tag, _, _ in events(finished)}
     private = {f"not covered by ε/{name}" for name in ("held_out/loss", "train_loss", "units")}
     assert private | {f"epsilon ({TERMS})"} <= tags
-    assert all(tag.startswith(("epsilon (δ", "not covered by ε/")) for tag in tags)
+    assert all(tag.startswith(("epsilon (simulated: δ", "not covered by ε/")) for tag in tags)
 
 
 def test_a_resumed_run_shows_every_round_once(finished: Path, tmp_path: Path) -> None:

@@ -74,4 +74,6 @@ def test_it_runs_beside_packages_and_folders_of_the_same_names(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(site))
-    assert done.stdout.count("Simulated (ε = ") == 2  # from Python and by the command
+    assert (
+        done.stdout.count("Simulated: with secret randomness ") == 2
+    )  # from Python and by the command

@@ -8,7 +8,7 @@ tokens.
 
 Users are speakers of Shakespeare's plays with enough speeches, half of them held out. Losses are
 on text of trained users that was not trained on; losses and rates are computed on private text and
-covered by no guarantee.
+not protected by the privacy guarantee.
 """
 
 from __future__ import annotations

@@ -172,7 +172,8 @@ def terminal_progress() -> Iterator[ReportLine]:
 
     Where that is no terminal, a line is logged every half minute.
     """
-    console, what = progress_console(), "building the store (no ε covers these numbers)"
+    console = progress_console()
+    what = "building the store (not protected by the privacy guarantee)"
     if not console.is_terminal:
         yield every_half_minute(what)
         return

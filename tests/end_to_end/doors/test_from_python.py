@@ -59,7 +59,7 @@ def test_what_comes_back_is_the_run(finished: fedsim.Run, tmp_path: Path) -> Non
     assert finished.report == fedsim.load_report(finished) == fedsim.load_report(finished.path)
     assert finished.metrics == fedsim.load_metrics(finished)
     assert finished.epsilon == finished.report.privacy.epsilon
-    assert finished.statement.startswith("Simulated (ε = ")
+    assert finished.statement.startswith("Simulated: with secret randomness ")
     assert os.fspath(finished) == str(finished.path)
     assert finished.adapter is None
     ids = finished.tokenizer("the king shall ride", return_tensors="pt")["input_ids"]
@@ -211,7 +211,7 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     assert run.report.data.users == 9
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
     assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
-    assert "-differential privacy for each hypothetical user under" in card
+    assert "gives every hypothetical user (ε = " in card
     assert verify(run.path / "model")["unit"] == "hypothetical user"
     caption = str(load_metrics(run.path)[-1].epsilon_terms)
     assert "for one hypothetical user, " in caption

@@ -92,7 +92,7 @@ def test_two_simulated_nodes_give_the_model_of_one_process(speeches: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert "2 simulated SuperNodes" in done.stderr
     assert "round 2 of 2, held-out loss" in done.stderr
-    assert "-differential privacy for each user under" in done.stdout
+    assert "gives every user (ε = " in done.stdout
     assert "of flower/report.html" in done.stdout
     assert model_bytes(tmp_path / "of flower") == model_bytes(expected)
     assert fedsim.load_report(tmp_path / "of flower").privacy.rounds == 2
@@ -166,7 +166,7 @@ def test_two_supernodes_give_the_model_of_one_process(
     command = ("flower", "config.toml", "--out", "two", "--workers", "2", "--superlink", superlink)
     done = fedsim_here(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "-differential privacy for each user under" in done.stdout
+    assert "gives every user (ε = " in done.stdout
     assert model_bytes(tmp_path / "two") == model_bytes(expected)
 
 

@@ -322,8 +322,8 @@ def _in_front(kind: type[ChoosingExecutor]) -> Game:
 def _of_listener(pooling: Pooling) -> Game:
     """Return a game whose target wrote nothing: its units are those that a pool has of its texts.
 
-    The pool is all of the game. The target's texts are taken away and not exchanged for nothing, as
-    a fixed graph has it; with a fixed denominator releases are the same.
+    The pool is all of the game. The target's texts are taken away and not blanked, as a fixed
+    graph has it; with a fixed denominator releases are the same.
     """
     kept, of_listener = listeners_share(2, pooling)
     plan = make_plan(

@@ -49,8 +49,8 @@ def test_a_relation_has_words() -> None:
         "add-or-remove-one user",
         "zero-out-one user",
         "replace-one user",
-        "fixed-graph (all that one owner of any text co-owns is exchanged for nothing; who owns "
-        "which text is public)",
+        "fixed-graph (the neighbour has the same texts and owners, but every text that one "
+        "owner co-owns is blank; who owns which text is public)",
     ]
     assert [relation.unit for relation in Relation] == ["user", "user", "user", "owner"]
 

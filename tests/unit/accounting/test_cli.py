@@ -209,5 +209,7 @@ def test_tradeoff_adds_what_an_attacker_can_make_of_it() -> None:
     assert curve is not None and found["trade_off"] == curve.to_json()
     said = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False).stdout
     assert said.splitlines()[1] == attacker_sentence(curve.to_json(), "user", "add-or-remove-one")
+    assert said.splitlines()[2].startswith("Nearly as strong as ")
+    assert "-GDP (docs/accounting.md#" in said.splitlines()[2]
     silent = answer(f"{ULS} --sampling-probability 0.02 --noise-multiplier 0 --tradeoff")
     assert silent["trade_off"] is None

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedsim.accounting.events import RoundCost
 from fedsim.accounting.rounding import text_up
-from fedsim.accounting.statement import PrivacyTerms, finite_or_none
+from fedsim.accounting.statement import PrivacyTerms, finite_or_none, mechanism_text
+from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling
 
 TERMS: dict[str, Any] = {
     "unit": "user",
@@ -65,6 +67,32 @@ def test_no_promise_says_so(change: dict[str, Any]) -> None:
     sentence = PrivacyTerms(**{**TERMS, **change}).sentence()
     assert sentence.startswith("No privacy guarantee")
     assert "ε =" not in sentence
+
+
+def test_a_seeded_run_promises_nothing() -> None:
+    terms = PrivacyTerms(**TERMS, noise="seeded")
+    assert terms.sentence().startswith(
+        "Simulated: with secret randomness this mechanism gives every user (ε = 8, δ = 1e-05)"
+    )
+    assert terms.sentence().endswith("so it protects nobody.")
+    assert terms.caption().startswith("simulated: δ = ")
+    assert PrivacyTerms(**TERMS, noise="secure").sentence().startswith("Every user has (ε = 8,")
+
+
+def test_runs_with_one_price_are_counted() -> None:
+    """Rounds of two runs are not one run of twice as many; the coin is that of a turn."""
+    balanced = RoundCost(BalancedSampling(12, 3), 1.0)
+    terms: dict[str, Any] = {"delta": 1e-5, "epsilon": 1.0}
+    twice = PrivacyTerms.of(balanced, "users", rounds=24, **terms).sentence()
+    assert "24 rounds (2 runs of 12) of balanced sampling of users once in each of 3" in twice
+    assert " runs of " not in PrivacyTerms.of(balanced, "users", rounds=12, **terms).sentence()
+    cyclic = RoundCost(CyclicSampling(15, 5, 0.5), 1.0)
+    once = PrivacyTerms.of(cyclic, "users", rounds=15, **terms).sentence()
+    chance = "each user with probability 0.5 in its turns (3 at most), and noise multiplier 1,"
+    assert f"of cyclic Poisson sampling of users, one group of 5 in turn, {chance}" in once
+    poisson = RoundCost(PoissonSampling(0.5), 2.0)
+    assert PrivacyTerms.of(poisson, "users", rounds=24, **terms).runs == ""
+    assert mechanism_text(cyclic, "units", 30).startswith("rounds (2 runs of 15) of cyclic")
 
 
 def test_json_gets_no_infinity() -> None:

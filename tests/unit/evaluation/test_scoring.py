@@ -23,7 +23,6 @@ def test_it_says_how_far_it_is(
         )
     lines = [record.getMessage() for record in caplog.records if "scoring" in record.getMessage()]
     assert len(lines) == 4
-    assert (
-        lines[-1] == f"scoring (no ε covers these numbers): 100 % of {tokens:,} tokens of 10 texts"
-    )
+    title = "scoring (not protected by the privacy guarantee)"
+    assert lines[-1] == f"{title}: 100 % of {tokens:,} tokens of 10 texts"
     assert 0 < int(lines[0].split(": ")[1].split(" %")[0]) < 100

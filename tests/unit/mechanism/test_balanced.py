@@ -208,7 +208,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     config = run_config(speeches, privacy=privacy, strategy=strategy)
     folder = RunFolder(fedsim.run(config, tmp_path / "run").path)
     whole = load_report(folder.path).privacy
-    begins = "Simulated (ε" if noise == "seeded" else "Every user has (ε"
+    begins = "Simulated: with secret randomness" if noise == "seeded" else "Every user has (ε"
     assert whole.statement.startswith(begins)
     assert f"8 rounds of balanced sampling of users once in {words}" in whole.statement
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4

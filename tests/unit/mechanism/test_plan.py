@@ -172,10 +172,11 @@ def test_a_declared_number_that_is_far_from_the_data_is_said_to_who_runs_it(
     config = small_config(speeches, privacy={"declared_num_users": declared})
     plan = build_plan(config, materials)
     line = (
-        f"privacy.declared_num_users = {declared}, but the data have 24 to train on (no ε covers "
-        "this number: keep it to yourself; who is held out by data.held_out_users is none of "
-        "them). The promise holds, but where the noise of a round is for 6 users, "
-        f"about {6 * 24 / declared:.3g} take part; correct it if it is a mistake."
+        f"privacy.declared_num_users = {declared}, but the data have 24 to train on (this number "
+        "is not protected by the privacy guarantee: keep it to yourself; who is held out by "
+        "data.held_out_users is none of them). The promise holds, but about "
+        f"{24 / declared:.3g} times as many users take part in a round as its noise is for; "
+        "correct it if it is a mistake."
     )
     assert (line in caplog.messages) is said
     assert "24" not in " ".join(plan.assumptions)

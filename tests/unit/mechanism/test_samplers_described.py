@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedsim.noise.matrix import banded_matrix
 from fedsim.sampling import (
     BalancedSampling,
     CyclicSampling,
@@ -55,6 +56,23 @@ def test_kind_words_and_whether_it_is_a_guarantee(kind: str) -> None:
     assert law.kind == kind.partition(",")[0]
     assert (law.guaranteed, law.in_words("users")) == (guaranteed, words)
     assert law.probability == 0.25
+    if kind != "cyclic":
+        assert law.chance_in_words("users") == " with probability 0.25"
+
+
+def test_a_cyclic_coin_is_that_of_a_turn() -> None:
+    law = CyclicSampling(15, 5, 0.5)
+    said = ", each user with probability 0.5 in its turns (3 at most),"
+    assert (law.probability, law.chance_in_words("users")) == (0.1, said)
+    whole = CyclicSampling(5, 5, 1.0).chance_in_words("examples")
+    assert whole == ", each example with probability 1 in its turn (1 at most),"
+
+
+def test_fresh_noise_is_told_from_priced_noise() -> None:
+    matrix = banded_matrix(64, 4)
+    assert matrix.amplification > 1.1
+    said = matrix.in_words("user", 4)
+    assert f"priced one: fresh noise is {matrix.amplification:.4g} times that." in said
 
 
 def test_one_pass_and_passes_of_one_round_in_words() -> None:

@@ -38,7 +38,8 @@ def test_more_users_a_round_are_no_merit_of_a_mechanism() -> None:
 
     found = [one("poisson", 6.0, 1.0), one("balanced", 20.0, 0.3), one("banded", 6.0, 0.8)]
     said = recommended(found)
-    assert said.startswith("Less noise for the same promise and as many users a round: banded, 0.8")
+    assert said.startswith("Less noise for the same promise and as many users a round: banded, ")
+    assert "with 20 % less accumulated noise than Poisson sampling" in said
     assert recommended(found[:2]).startswith("No other mechanism with as many users a round")
 
 

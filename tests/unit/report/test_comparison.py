@@ -95,11 +95,11 @@ def test_earlier_training_of_the_start_stands_beside_the_epsilon() -> None:
 def test_every_run_has_the_terms_of_its_epsilon() -> None:
     for text in (comparison_table(three()).markdown(), lines_of(three())):
         for terms in (
-            "uls: ε at δ = 1e-5; unit: user; neighbouring relation: add or remove one user; "
-            "sampler: Poisson over users; accountant: pld",
+            "uls: simulated ε at δ = 1e-5; unit: user; neighbouring relation: add or remove one "
+            "user; sampler: Poisson over users; accountant: pld",
             "sampler: Poisson over examples; accountant: mixture",
             "plain: no privacy guarantee",
-            "computed on private text, not covered by the guarantee",
+            "computed on private text, not protected by the privacy guarantee",
         ):
             assert terms in " ".join(text.split())
 

@@ -18,6 +18,7 @@ from fedsim.report.grid_result import (
     cells,
     grid_table,
     interval,
+    interval_note,
     terminal_table,
     terms,
     with_reports,
@@ -100,6 +101,10 @@ def test_the_note_has_the_number_of_seeds(losses: list[tuple[float, ...]], words
     result = of(*(line(f"{number}", losses=values) for number, values in enumerate(losses)))
     assert f"accuracies are {words}" in " ".join(captions(result))
     assert any(words in note for note in grid_chart(result).notes)
+    assert "share start, split and noise, and with the same sampler also" in interval_note(())
+    secure = privacy().model_copy(update={"noise": "secure"})
+    secret = line("a").model_copy(update={"privacy": secure})
+    assert "where noise is secret, not split, cohorts or noise" in interval_note([secret])
 
 
 def test_a_run_that_stopped_early_is_in_no_mean() -> None:
@@ -207,7 +212,7 @@ def test_an_epsilon_is_never_without_its_terms() -> None:
     assert els.label == "els"
     assert plain.headline == "No privacy guarantee"
     for panel in panels(grid()):
-        assert f": ε at δ = 1e-5; {TERMS}; accountant: pld; " in panel.caption
+        assert f": simulated ε at δ = 1e-5; {TERMS}; accountant: pld; " in panel.caption
     supposed = line("a").model_copy(update={"privacy": privacy(hypothetical=True)})
     (promise,) = promises(of(supposed))
     assert promise.headline.startswith("hypothetical, no guarantee: (ε = 8.00")

@@ -91,7 +91,9 @@ def test_a_figure_says_that_no_epsilon_covers_it_or_has_its_terms(name: str) -> 
     for figure, caption in figures:
         terms = "ε at δ = 1e-5; unit: " in caption
         assert (
-            terms if figure in ("figure-epsilon", "figure-trade-off") else "not covered" in caption
+            terms
+            if figure in ("figure-epsilon", "figure-trade-off")
+            else "not protected" in caption
         )
 
 

@@ -84,13 +84,17 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
         "; not counted: what the starting point was trained on before"
     )
     assert further.promise == f"{promise.statement} 'start' has a promise of its own"
-    assert promised_text(promise) == f"ε = 8.00 {terms_text(promise).removeprefix('ε ')}"
+    terms = terms_text(promise).removeprefix("simulated ε ")
+    assert promised_text(promise) == f"simulated ε = 8.00 {terms}"
     supposed = promised_text(promise.model_copy(update={"hypothetical": True}))
     assert supposed.startswith("no guarantee: hypothetical ε = 8.00 at δ = 1e-5; unit: user; ")
     facts = dict(privacy_facts(promise))
     assert facts["Denominator"] == "fixed, denominator = 128"
-    assert facts["Noise multiplier"] == "0.84"
+    assert facts["Noise multiplier, as priced"] == "0.84"
     assert "simulated" in facts["Source of noise"]
+    assert facts["Rounds"] == "100"
+    scored = promise.model_copy(update={"scores": 1})
+    assert dict(privacy_facts(scored))["Rounds"] == "100, and 1 private score"
 
 
 def test_no_guarantee_is_said_in_words() -> None:

@@ -78,7 +78,7 @@ def test_rows_that_were_dropped_are_said_before_the_run(
     own.write_text(speeches.read_text(encoding="utf-8") + added, encoding="utf-8")
     config = light.model_copy(update={"data": light.data.model_copy(update={"source": str(own)})})
     run(config, tmp_path / "run")
-    line = "Rows of the data that were dropped (no ε covers these numbers): "
+    line = "Rows of the data that were dropped (not protected by the privacy guarantee): "
     met = [text for text in caplog.messages if text.startswith(line)]
     assert met == [f"{line}empty text: 2, null user: 1"] * bool(wrong)
 

@@ -82,7 +82,8 @@ def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Pat
     card = (finished / "model" / "README.md").read_text(encoding="utf-8")
     assert f"Held-out loss {scores.loss:.3f}" in card
     page = (finished / "report.html").read_text(encoding="utf-8")
-    assert "Private scores, covered by the ε above" in page
+    assert "Private scores, under the simulated ε above" in page
+    assert "<dd>4, and 2 private scores</dd>" in page
 
 
 def test_what_was_made_again_is_said_where_the_budget_ends_the_run(
@@ -109,7 +110,8 @@ def test_what_was_made_again_is_said_where_the_budget_ends_the_run(
     report = load_report(path)
     assert report.cost.rounds < 6
     (said,) = [text for text in report.privacy.assumptions if "cut off and taken up" in text]
-    assert f"4 of the {report.privacy.rounds} releases were made again" in said
+    releases = report.privacy.rounds + report.privacy.scores
+    assert f"4 of the {releases} releases were made again" in said
 
 
 def every_round(config: Config) -> TrainingConfig:
@@ -138,7 +140,7 @@ def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path:
     assert "Private scores, covered" not in page
     assert "The hypothetical ε above counts them." in card_of(found)
     assert not any(query.covered for query in found.report.privacy.queries)
-    assert any("would cover the model and its" in one for one in found.report.privacy.assumptions)
+    assert any("would protect the model and its" in one for one in found.report.privacy.assumptions)
     lines = load_metrics(found.path)
     tags = {name for name, _ in scalars(lines[-1], lines[-1].epsilon_terms or "")}
     assert "not covered by ε/private_scores/loss" in tags

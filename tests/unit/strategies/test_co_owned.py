@@ -161,7 +161,7 @@ def test_one_owner_a_text_is_todays_els_to_the_bit(tmp_path: Path) -> None:
         fedsim_ok("run", config, "--out", tmp_path / name)
         weights.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
-    assert "privacy for each owner under" in load_report(tmp_path / "owners").privacy.statement
+    assert "gives every owner (ε = " in load_report(tmp_path / "owners").privacy.statement
     assert "privacy for each user under" in load_report(tmp_path / "plain").privacy.statement
 
 

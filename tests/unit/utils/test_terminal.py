@@ -20,6 +20,7 @@ from rich.table import Table
 from fedsim.cli.main import _ToStandardError
 from fedsim.data.building import build
 from fedsim.experiments.studies.common.output import steps
+from fedsim.runner import progress
 from fedsim.runner.progress import CountProgress
 from fedsim.utils import terminal
 from fedsim.utils.terminal import is_terminal, progress_console, status_when_slow, table_console
@@ -89,13 +90,30 @@ def test_long_work_says_something_where_there_is_no_bar(
         for line in ("one", "two", "three", "four", "five"):
             report(line)
     assert [record.message for record in caplog.records] == [
-        f"building the store (no ε covers these numbers): {line}" for line in ("three", "five")
+        f"building the store (not protected by the privacy guarantee): {line}"
+        for line in ("three", "five")
     ]
     caplog.clear()
     now = iter([0.0, 1.0, 29.0, 31.0, 31.0])
     with caplog.at_level(logging.INFO):
         assert list(steps("abc", "noise of the filter")) == ["a", "b", "c"]
     assert [record.message for record in caplog.records] == ["noise of the filter: 2 of 3"]
+
+
+def test_rounds_say_how_long_they_will_take(monkeypatch: Patch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    bar = CountProgress("uls", 100, done=1)
+    clock.now = 4.0
+    assert bar._still() == "uls: 1 of 100 rounds done; round 2 running for 4 s"
+    for rounds in range(1, 98):
+        clock.now = 5.0 * rounds
+        bar.advance()
+        if rounds == 4:
+            clock.now += 2.0
+            done = "uls: 5 of 100 rounds done; round 6 running for 2 s"
+            assert bar._still() == f"{done}; about 8 min left"
+    assert bar._still().endswith("98 of 100 rounds done; round 99 running for 0 s; about 10 s left")
 
 
 def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(

@@ -1,0 +1,114 @@
+"""The README.md of a folder that is given away: metadata for the hub, promise, how to load it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from huggingface_hub import ModelCardData, metadata_load
+
+from fedsim.accounting.trade_off import attacker_text
+from fedsim.config import Config
+from fedsim.data.config import load_recipe
+from fedsim.data.sources.rows import BUILT_IN
+from fedsim.materials import loader_name
+from fedsim.registry import names
+from fedsim.report.html import render_page
+from fedsim.report.schema import CoveredScores
+from fedsim.utils.files import hub_folder, shown_name
+
+_LICENCE = ("license", "license_name", "license_link")
+_OF_THE_START = {"name_or_path", "adapter", "pretraining_steps", "attention", "merged"}
+
+
+def model_card(
+    config: Config,
+    folder: Path,
+    promise: Mapping[str, Any],
+    *,
+    adapter: bool,
+    scores: CoveredScores | None = None,
+) -> str:
+    """Return the card as Markdown with a YAML head; it has no number that ε does not cover.
+
+    Args:
+        config: of the run; paths on this machine stay out.
+        folder: of the saved model or adapter.
+        promise: the content of privacy.json.
+        adapter: whether the folder holds an adapter or a whole model.
+        scores: private ones, which that ε covers.
+    """
+    model, source = config.model, config.data.source
+    base = model.name_or_path
+    opened_by = "peft" if adapter else "transformers"
+    if loader_name(base if adapter else str(folder)) != "transformers" or (
+        adapter and base.endswith(".gguf")
+    ):
+        opened_by = "fedsim"
+    licence = _licence(base)
+    base_on_hub = base not in names("models") and not Path(base).expanduser().exists()
+    data_on_hub = source not in BUILT_IN and not Path(source).expanduser().exists()
+    data = "the plays of Shakespeare" if source in BUILT_IN else "a data set that is on no hub"
+    if data_on_hub:
+        data = f"`{source}` on the Hugging Face hub"
+    if config.data.recipe is not None:
+        data += f" ({load_recipe(config.data.recipe).description.rstrip('.')})"
+    promised = promise["noise"] == "secure" and not promise["hypothetical"]
+    head = ModelCardData(
+        base_model=base if base_on_hub else None,
+        base_model_relation=("adapter" if adapter else "finetune") if base_on_hub else None,
+        datasets=[source] if data_on_hub else None,
+        library_name=opened_by,
+        pipeline_tag="text-generation",
+        tags=["fedsim", *(["differential-privacy", "user-level-privacy"] if promised else [])],
+        **licence,
+    )
+    settings = config.model_dump(
+        include={"strategy", "server", "model"}, exclude={"model": _OF_THE_START}, exclude_none=True
+    )
+    body = render_page(
+        "card.md.jinja",
+        adapter=adapter,
+        attacker=attacker_text(promise),
+        base=shown_name(base),
+        base_on_hub=base_on_hub,
+        config=config,
+        data=data,
+        continued=None if model.adapter is None else shown_name(model.adapter),
+        json=partial(json.dumps, ensure_ascii=False),
+        licence=licence["license"],
+        opened_by=opened_by,
+        plain=_plain,
+        promise=promise,
+        scores=scores,
+        settings=tomli_w.dumps(settings),
+    )
+    return f"---\n{head.to_yaml()}\n---\n{body}\n"
+
+
+def _licence(base: str) -> dict[str, Any]:
+    """Return the licence as the base model's own card states it, in the hub's keys."""
+    path, found = Path(base).expanduser(), None
+    if path.exists():
+        folder: Path | None = path if path.is_dir() else path.parent
+    else:
+        folder = None if base in names("models") else hub_folder(base, "README.md")
+    if folder is not None and (folder / "README.md").is_file():
+        try:
+            found = metadata_load(folder / "README.md")
+        except Exception:  # a card from elsewhere may hold anything
+            found = None
+    kept = {key: found[key] for key in _LICENCE if isinstance((found or {}).get(key), str)}
+    if not kept.get("license_link", "https://").startswith("https://"):
+        del kept["license_link"]  # a file of the base's folder
+    return kept if "license" in kept else {"license": "unknown"}
+
+
+def _plain(text: str) -> str:
+    """Return text that may come from elsewhere as one line without HTML, links and pictures."""
+    return re.sub(r"([\\<\[])", r"\\\1", " ".join(text.split()))

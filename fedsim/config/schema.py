@@ -264,8 +264,8 @@ class PrivacyConfig(Section):
     if texts have several owners, "replace-one" with a sampler that does not hide the number of
     users ("fixed-size"), else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """Draw noise and coins under secret keys, or, for experiments, from `seed`: ε is then
-    simulated. Left out, `compare` takes "seeded"."""
+    """Draw noise and coins from secrets, or, for experiments, from `seed`: ε is then simulated, and
+    the run protects nobody. Left out, `compare` takes "seeded"."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
     """Independent noise in each round, or noise that takes back part of the noise of earlier rounds
     ("banded", "blt")."""

@@ -130,7 +130,7 @@ class DPFedAvg(strategy.Strategy):
             return sentence
         return (
             f"{sentence} One node is one user; the number of users was declared. Metrics that "
-            "clients send, and the log, are not covered."
+            "clients send, and the log, are not protected."
         )
 
     def summary(self) -> None:

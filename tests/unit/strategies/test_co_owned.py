@@ -162,7 +162,7 @@ def test_one_owner_a_text_is_todays_els_to_the_bit(tmp_path: Path) -> None:
         weights.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     assert "gives every owner (ε = " in load_report(tmp_path / "owners").privacy.statement
-    assert "privacy for each user under" in load_report(tmp_path / "plain").privacy.statement
+    assert "gives every user (ε = " in load_report(tmp_path / "plain").privacy.statement
 
 
 def test_every_place_names_owners_and_relation(mails: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from huggingface_hub import ModelCardData, metadata_load
 from fedsim.accounting.trade_off import attacker_text
 from fedsim.config import Config
 from fedsim.data.config import load_recipe
-from fedsim.data.sources.rows import BUILT_IN
+from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.materials import loader_name
 from fedsim.registry import names
 from fedsim.report.html import render_page
@@ -93,17 +94,15 @@ def model_card(
 
 def _licence(base: str) -> dict[str, Any]:
     """Return the licence as the base model's own card states it, in the hub's keys."""
-    path, found = Path(base).expanduser(), None
+    path, found = Path(base).expanduser(), {}
     if path.exists():
         folder: Path | None = path if path.is_dir() else path.parent
     else:
         folder = None if base in names("models") else hub_folder(base, "README.md")
     if folder is not None and (folder / "README.md").is_file():
-        try:
-            found = metadata_load(folder / "README.md")
-        except Exception:  # a card from elsewhere may hold anything
-            found = None
-    kept = {key: found[key] for key in _LICENCE if isinstance((found or {}).get(key), str)}
+        with suppress(Exception):  # a card from elsewhere may hold anything
+            found = metadata_load(folder / "README.md") or {}
+    kept = {key: found[key] for key in _LICENCE if isinstance(found.get(key), str)}
     if not kept.get("license_link", "https://").startswith("https://"):
         del kept["license_link"]  # a file of the base's folder
     return kept if "license" in kept else {"license": "unknown"}

@@ -29,6 +29,11 @@ def block(text: str, language: str) -> str:
     return str(found[0])
 
 
+def head_of(card: ModelCard) -> dict[str, Any]:
+    found: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    return found
+
+
 def loaded(card: ModelCard, folder: Path, base: tuple[str, Path] | None = None) -> Any:  # noqa: ANN401
     """Carry out the code of a card in its folder and return the model, in evaluation."""
     code = block(card.text, "python")
@@ -58,9 +63,12 @@ def test_a_card_has_the_hubs_keys_the_settings_and_code_that_loads_it(
     expected = run.model.eval()(IDS).logits
     for folder, library in ((run.path / "model", "transformers"), (run.adapter, "peft")):
         card = ModelCard.load(folder / "README.md")
-        assert (card.data.library_name, card.data.pipeline_tag) == (library, "text-generation")
-        assert (card.data.license, card.data.base_model) == ("unknown", None)
-        assert card.data.tags == ["fedsim"]  # a seeded run protects nobody
+        assert head_of(card) == {
+            "library_name": library,
+            "license": "unknown",
+            "pipeline_tag": "text-generation",
+            "tags": ["fedsim"],  # a seeded run protects nobody
+        }
         assert "Nothing is protected: with secret randomness the model alone would be." in card.text
         assert "of the users in a data set that is on no hub: all rows with one value" in card.text
         settings = tomllib.loads(block(card.text, "toml"))
@@ -77,7 +85,7 @@ def test_the_code_of_a_built_in_model_asks_fedsim(tmp_path: Path) -> None:
     start = load_model(ModelConfig(**options), sequence_length=24)  # type: ignore[arg-type]
     start.save_adapter(start.initial_parameters(), tmp_path)  # type: ignore[attr-defined]
     card = written(parse_config({"model": options}), tmp_path)
-    assert (card.data.library_name, card.data.base_model) == ("fedsim", None)
+    assert head_of(card)["library_name"] == "fedsim"
     assert (
         "the users in the plays of Shakespeare: all rows with one value of `speaker`" in card.text
     )
@@ -93,7 +101,8 @@ def written(config: Config, folder: Path, *assumptions: str) -> ModelCard:
     }
     path = folder / "README.md"
     path.write_text(model_card(config, folder, promise, adapter=True), encoding="utf-8")
-    return ModelCard.load(path)
+    card: ModelCard = ModelCard.load(path)
+    return card
 
 
 @pytest.mark.parametrize(
@@ -127,11 +136,16 @@ def test_a_base_of_the_hub_is_named_with_its_licence_and_breaks_nothing(
     config = parse_config({"model": {"name_or_path": "o/base"}, "data": {"source": "o/text"}})
     quoted = "'o/base' has a promise:\n\n## Free\n---\n![x](http://x.org) <script>x</script>"
     card = written(config, tmp_path, quoted)
-    data = card.data
-    assert (data.license, data.license_name, data.license_link) == licence
-    assert (data.base_model, data.base_model_relation) == ("o/base", "adapter")
-    assert (data.datasets, data.library_name) == (["o/text"], "peft")
-    assert data.tags == ["fedsim", "differential-privacy", "user-level-privacy"]
+    names = ("license", "license_name", "license_link")
+    assert head_of(card) == {
+        "base_model": "o/base",
+        "base_model_relation": "adapter",
+        "datasets": ["o/text"],
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["fedsim", "differential-privacy", "user-level-privacy"],
+        **{name: value for name, value in zip(names, licence, strict=True) if value},
+    }
     assert 'from_pretrained("o/base")' in block(card.text, "python")
     assert "the users in `o/text` on the Hugging Face hub: all rows" in card.text
     headings = re.findall(r"^#.*", card.text.replace(block(card.text, "toml"), ""), re.MULTILINE)

@@ -94,7 +94,8 @@ def model_card(
 
 def _licence(base: str) -> dict[str, Any]:
     """Return the licence as the base model's own card states it, in the hub's keys."""
-    path, found = Path(base).expanduser(), {}
+    path = Path(base).expanduser()
+    found: dict[str, Any] = {}
     if path.exists():
         folder: Path | None = path if path.is_dir() else path.parent
     else:

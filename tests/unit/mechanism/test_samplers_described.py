@@ -56,7 +56,7 @@ def test_kind_words_and_whether_it_is_a_guarantee(kind: str) -> None:
     assert law.kind == kind.partition(",")[0]
     assert (law.guaranteed, law.in_words("users")) == (guaranteed, words)
     assert law.probability == 0.25
-    if kind != "cyclic":
+    if law.kind != "cyclic":
         assert law.chance_in_words("users") == " with probability 0.25"
 
 

@@ -97,7 +97,7 @@ def written(config: Config, folder: Path, *assumptions: str) -> ModelCard:
     """Write and read the card of an adapter with a secure promise."""
     promise = {
         **{"statement": "Every user has …", "assumptions": assumptions, "software": "fedsim-dp 1"},
-        **{"noise": "secure", "hypothetical": False, "trade_off": None},
+        **{"noise": "secure", "hypothetical": False, "trade_off": None, "unit": "user"},
     }
     path = folder / "README.md"
     path.write_text(model_card(config, folder, promise, adapter=True), encoding="utf-8")
@@ -146,6 +146,8 @@ def test_a_base_of_the_hub_is_named_with_its_licence_and_breaks_nothing(
         "tags": ["fedsim", "differential-privacy", "user-level-privacy"],
         **{name: value for name, value in zip(names, licence, strict=True) if value},
     }
+    owned = parse_config({"strategy": {"name": "els"}, "data": {"owners_column": "who"}})
+    assert "`who` names the owners of each text." in written(owned, tmp_path).text
     assert 'from_pretrained("o/base")' in block(card.text, "python")
     assert "the users in `o/text` on the Hugging Face hub: all rows" in card.text
     headings = re.findall(r"^#.*", card.text.replace(block(card.text, "toml"), ""), re.MULTILINE)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedsim.data.preparation.prepare import AnyStep, check_owners
+from fedsim.data.sources.names import SPEAKER
 from fedsim.data.store.manifest import LossOn
 from fedsim.errors import about, nearest
 from fedsim.utils.section import MOST, Fraction, Section
@@ -86,9 +87,6 @@ class CanaryConfig(Section):
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
     """Consecutive tokens that all examples of a canary share."""
 
-
-SPEAKER = "speaker"
-"""The user column of the built-in plays, and the default of others."""
 
 TextKind = Literal["text", "messages", "prompt"]
 _TEXT_COLUMNS = ("text_column", "messages_column", "prompt_column")

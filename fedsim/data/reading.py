@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.building.tokenise import Encode
-from fedsim.data.config import SPEAKER, DataConfig
+from fedsim.data.config import DataConfig
 from fedsim.data.doubtful_names import doubtful_names
 from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
 from fedsim.data.sources.local_files import identity, left_out
+from fedsim.data.sources.names import SPEAKER
 from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore

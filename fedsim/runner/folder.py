@@ -119,7 +119,7 @@ class RunFolder:
         if changed:
             values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(
-                f"{', '.join(values)}: not as in the run in {self.path}; "
+                f"{', '.join(values)}: not as in the run's {self.path / 'config.toml'}; "
                 "a run keeps its config, start another with another --out"
             )
 

@@ -122,7 +122,7 @@ def world(
         "sequence_length": 32,
         "held_out_examples": 0.0,
     }
-    named = {"owners_column": "listeners", "held_out_users": held_out}
+    named = {"user_column": "speaker", "owners_column": "listeners", "held_out_users": held_out}
     data = {True: {**common, **named, "source": str(written(folder / "texts.jsonl", rows))}}
     co_owned = load_materials(seed, DataConfig(**data[True]), model, "cpu")
     names = [

@@ -14,6 +14,9 @@ from unicodedata import category, normalize
 
 from fedsim.errors import ConfigError
 
+SPEAKER = "speaker"
+"""The user column of the built-in plays, and the default of others."""
+
 _PRINTED = re.compile(r"[\w.]*[\[{(].*[\]})]|['\"].*['\"]", re.DOTALL)
 """A list as a program prints it, or a name in quotes."""
 

@@ -24,7 +24,7 @@ from fedsim.data.sources.local_files import (
     open_text,
     unusable,
 )
-from fedsim.data.sources.names import owner_names, user_name
+from fedsim.data.sources.names import SPEAKER, owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.errors import ConfigError, kind_of
@@ -329,6 +329,13 @@ def _no_rows(path: Path) -> bool:
 
 
 def _check_columns(needed: Mapping[str, str], columns: list[str], hint: str = "") -> None:
+    fields = needed.values()
+    if "owners_column" in fields and "user_column" not in fields and SPEAKER in columns:
+        raise ConfigError(
+            f"data.user_column: not given, and there is a column {SPEAKER!r} beside the owners; "
+            f"set data.user_column = {SPEAKER!r} where that person owns the text too, or leave the "
+            "column out"
+        )
     for name, field in sorted(needed.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
             known = ", ".join(map(str, columns))

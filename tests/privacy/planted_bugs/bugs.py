@@ -149,6 +149,14 @@ class AnyWeight:
     weight: float
 
 
+class TakesAnyWeight(Accumulator):
+    """Counts a unit as often as its weight says."""
+
+    def add(self, update: Update, weight: float = 1.0) -> None:
+        for _ in range(round(weight)):
+            super().add(update)
+
+
 class ByPlace(ChoosingExecutor):
     """Hashes where a unit stands in the data: who is added in front re-deals everybody behind."""
 

@@ -209,7 +209,10 @@ def mutants() -> list[Mutant]:
             no_stream_is_used_twice,
         ),
         _by_executor("user counted in two shards", {"cut": bugs.overlapping}, target=1, effort=16),
-        _by_executor("weight above 1", {"unit": bugs.AnyWeight, "weights": {0: 4.0}}),
+        _by_executor(
+            "weight above 1",
+            {"unit": bugs.AnyWeight, "weights": {0: 4.0}, "accumulator": bugs.TakesAnyWeight},
+        ),
         _by_plan(
             "per-layer bounds not combined",
             {"clip": _EVEN},

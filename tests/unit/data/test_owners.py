@@ -177,6 +177,9 @@ def test_owners_alone_are_enough(tmp_path: Path) -> None:
         update={"source": str(tmp_path / "rows.csv"), "owners_separator": ";"}
     )
     assert list(records(config)) == [("bob", "words", ("bob", "cy"))]
+    (tmp_path / "rows.csv").write_text("to,said,speaker\nbob; cy,words,dee\n")
+    with pytest.raises(ConfigError, match=r"a column .speaker. beside the owners"):
+        list(records(config))
 
 
 def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:

@@ -44,8 +44,11 @@ def page() -> str:
 
 def described(section: type[Section]) -> dict[str, str]:
     """Return the text under each key of a section, on one line."""
-    texts = {}
-    (definition,) = ast.parse(inspect.getsource(section)).body
+    texts: dict[str, str] = {}
+    try:
+        (definition,) = ast.parse(inspect.getsource(section)).body
+    except OSError:  # made of the signature of an optimizer of torch
+        return texts
     for field, below in pairwise(cast(ast.ClassDef, definition).body):
         match field, below:
             case (

@@ -12,7 +12,7 @@ clipping.py          the kinds of clip: what one unit (a user in ULS, an example
 clip_policy.py       how the clip moves from round to round
 estimators.py        denominators, and the sensitivity of the estimate
 noise/               Gaussian noise, drawn and added
-server_optimizer.py  the server's step
+server_optimizer.py  the server's step; server/: torch's optimizers, rate and average over rounds
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
 seeding.py           random streams, and the coins and noise keys that a run draws from them
 strategy.py          from a config to a plan, for all strategies; parts.py: sampler, clip and noise

@@ -24,6 +24,7 @@ from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffere
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution, is_own, part
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling, Wanted
+from fedsim.server.over_rounds import Average, RateSchedule
 from fedsim.server_optimizer import ServerOptimizer
 
 log = logging.getLogger(__name__)
@@ -150,9 +151,16 @@ def build_estimator(config: Config, sampling: Sampling, population: float) -> Es
 
 
 def server_optimizer(config: Config) -> ServerOptimizer:
-    """Return the server's optimizer."""
-    name, options = config.server.optimizer, config.server
+    """Return the server's optimizer, with schedule and average over the rounds of the run."""
+    options, rounds = config.server, config.strategy.rounds
+    name, schedule, average = options.optimizer, options.schedule, options.average
     built: ServerOptimizer = _built("server_optimizers", name, "server.optimizer", options)
+    if schedule is not None:
+        whole = schedule.model_copy(update={"rounds": schedule.rounds or rounds})
+        built = replace(built, schedule=RateSchedule(**whole.model_dump()))
+    if average is not None:
+        over = Average(average.kind, average.first_of(rounds), average.decay)
+        built = replace(built, average=over)
     return built
 
 

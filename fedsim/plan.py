@@ -288,6 +288,10 @@ class RoundPlan:
         """The standard deviation of what a round draws anew; correlated noise takes some back."""
         return self.noise_stddev * self.matrix.amplification
 
+    def released_stddev(self, round: int) -> float:
+        """Return the deviation of the noise in a round's release, earlier noise included."""
+        return self.noise_stddev * self.matrix.round_error(round)
+
     @cached_property
     def cost(self) -> RoundCost:
         """What one round costs at user level (Charles et al. 2024, Theorems 1 and 2)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedsim.execution import Executor
 from fedsim.noise.gaussian import release_
 from fedsim.plan import RoundPlan
@@ -46,10 +48,6 @@ def run_round(
         released_share=next_clip.released_share,
     )
     del total  # the step frees the release tensor by tensor
-    parameters, optimizer_state = plan.optimizer.step(
-        state.parameters, release, state.optimizer_state, keep=keep
-    )
-    after = ServerState(
-        state.round + 1, parameters, optimizer_state, ledger, clip_scale=next_clip.scale
-    )
+    stepped = plan.optimizer.advance(state, release, plan.released_stddev(state.round), keep=keep)
+    after = replace(stepped, round=state.round + 1, ledger=ledger, clip_scale=next_clip.scale)
     return after, record

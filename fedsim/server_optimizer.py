@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 
 from fedsim.config.schema import ServerConfig
+from fedsim.server.debiased_adam import DebiasedAdam
+from fedsim.server.over_rounds import Average, RateSchedule
+from fedsim.server.torch_optimizers import KINDS, keys_of, torch_optimizer, torch_options
+from fedsim.state import ServerState
 from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm, threads_by_size
-
-_OPTIMIZERS: dict[str, Callable[[list[torch.Tensor], float], torch.optim.Optimizer]] = {
-    "sgd": lambda values, rate: torch.optim.SGD(values, lr=rate),
-    "adam": lambda values, rate: torch.optim.Adam(values, lr=rate, fused=True),  # one pass
-    "adafactor": lambda values, rate: torch.optim.Adafactor(values, lr=rate),
-}
 
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """SGD, Adam or Adafactor with a constant learning rate (Charles et al. 2024, App. F).
+    """An optimizer of torch, by name (Charles et al. 2024, App. F).
 
     The released estimate is the gradient. For local SGD it is the mean of θ_server − θ_local,
     so that SGD with learning rate 1 is McMahan et al.'s averaging. Where it is longer than
@@ -30,22 +29,74 @@ class ServerOptimizer:
 
     Another optimizer is a subclass that overrides `torch_optimizer`, under an entry point of the
     group `fedsim.server_optimizers`: `docs/how-to/own-parts.md`. Its state has tensors alone. It
-    sees releases, which are paid for, so no ε rests on it.
+    sees releases, which are paid for, so no ε rests on it. Schedule and average serve it too.
+
+    Attributes:
+        name: of the optimizer: for torch's, its class in lower case.
+        learning_rate: of every round, before `schedule`.
+        max_gradient_norm: the longest gradient.
+        keys: other arguments of torch's optimizer.
+        schedule: multiplies the learning rate; None: it is constant.
+        average: of the parameters, which is evaluated and saved in their place.
+        debias: free the second moment of "adam" or "adamw" of the noise: `DebiasedAdam`.
+
+    Raises:
+        ValueError: `debias` for an optimizer that has no second moment.
     """
 
     name: str
     learning_rate: float
     max_gradient_norm: float | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    schedule: RateSchedule | None = field(default=None, kw_only=True)
+    average: Average | None = field(default=None, kw_only=True)
+    debias: bool = field(default=False, kw_only=True)
     options: ClassVar[type[ServerConfig]] = ServerConfig
+
+    def __post_init__(self) -> None:
+        if self.debias and self.name not in ("adam", "adamw"):
+            raise ValueError('debias = True: frees the second moment of "adam" and "adamw" alone')
 
     @classmethod
     def build(cls, options: ServerConfig) -> ServerOptimizer:
         """Return the optimizer of a config; `options` is the table `[server]`."""
-        return cls(options.optimizer, options.learning_rate, options.max_gradient_norm)
+        rate, norm = options.learning_rate, options.max_gradient_norm
+        return cls(options.optimizer, rate, norm, keys=keys_of(options), debias=options.debias)
 
     def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
         """Return a new optimizer of `values`, without state."""
-        return _OPTIMIZERS[self.name](values, self.learning_rate)
+        return torch_optimizer(self.name, values, self.learning_rate, self.keys, debias=self.debias)
+
+    def advance(
+        self,
+        state: ServerState,
+        release: dict[str, torch.Tensor],
+        noise_stddev: float,
+        *,
+        keep: bool,
+    ) -> ServerState:
+        """Return the state with the next parameters, optimizer state and average.
+
+        Args:
+            state: before the step.
+            release: the gradient; used up.
+            noise_stddev: of the noise in each entry of it.
+            keep: as of `step`.
+        """
+        parameters, optimizer_state = self.step(
+            state.parameters,
+            release,
+            state.optimizer_state,
+            round=state.round,
+            noise_stddev=noise_stddev,
+            keep=keep,
+        )
+        average = state.average
+        if self.average is not None:
+            average = self.average.after(state.round, average, parameters)
+        return replace(
+            state, parameters=parameters, optimizer_state=optimizer_state, average=average
+        )
 
     def step(
         self,
@@ -53,6 +104,8 @@ class ServerOptimizer:
         gradient: dict[str, torch.Tensor],
         state: Tensors,
         *,
+        round: int = 0,
+        noise_stddev: float = 0.0,
         keep: bool = True,
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Return the next parameters and optimizer state; parameters stay as they are.
@@ -62,6 +115,8 @@ class ServerOptimizer:
             gradient: same layout, any float dtype. Used up: the dict is empty afterwards, so that a
                 tensor's memory is free before the next tensor needs some.
             state: flat, "parameter/key" → tensor; empty before the first step.
+            round: whose learning rate it is, from 0.
+            noise_stddev: of the noise in each entry of the gradient; for `debias`.
             keep: whether the state and the gradient's tensors stay as they are. Without, these are
                 overwritten, and the state's memory becomes the next one's, for Adam two copies of
                 the parameters; the given dict is empty afterwards.
@@ -74,6 +129,7 @@ class ServerOptimizer:
         """
         check_same_layout(parameters, gradient)
         factor = self._factor(gradient)
+        share = 1.0 if self.schedule is None else self.schedule.share(round)
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
             name, _, key = path.rpartition("/")
@@ -90,6 +146,10 @@ class ServerOptimizer:
                 entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
                 del given
                 optimizer = self.torch_optimizer([entry])
+                for group in optimizer.param_groups:
+                    group["lr"] *= share
+                if isinstance(optimizer, DebiasedAdam):
+                    optimizer.noise_variance = (factor * noise_stddev) ** 2
                 if before[name]:
                     # What `load_state_dict` does, without its second copy.
                     optimizer.state[entry] = {
@@ -104,3 +164,32 @@ class ServerOptimizer:
         norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
         length = 0.0 if math.isinf(norm) else l2_norm(gradient)
         return 1.0 if length <= norm else norm / length
+
+    @property
+    def copies(self) -> int:
+        """How many float32 copies of a matrix the optimizer's state and the average are."""
+        value = torch.zeros(2, 3)
+        value.grad = torch.zeros(2, 3)
+        optimizer = self.torch_optimizer([value])
+        optimizer.step()
+        state = optimizer.state[value].values()
+        moments = [entry for entry in state if entry.shape == value.shape]
+        return len(moments) + (self.average is not None)
+
+
+class _OfTorch:
+    """An optimizer of torch as a part that a config can name."""
+
+    build = ServerOptimizer.build
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def options(self) -> type[ServerConfig]:
+        """The class of its keys."""
+        return torch_options(self.name)
+
+
+TORCH = SimpleNamespace(**{name: _OfTorch(name) for name in KINDS})
+"""The parts that `pyproject.toml` registers."""

@@ -19,6 +19,7 @@ class ServerState:
         optimizer_state: flat, "parameter/key" → tensor; empty at the start.
         ledger: every release so far, with its cost.
         clip_scale: what the plan's clip is multiplied by in the next round.
+        average: of the parameters, where the server's optimizer has one that has begun; else empty.
     """
 
     round: int
@@ -26,6 +27,12 @@ class ServerState:
     optimizer_state: Tensors = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     clip_scale: float = 1.0
+    average: Tensors = field(default_factory=dict)
+
+    @property
+    def model(self) -> Tensors:
+        """The parameters that are evaluated, saved and given away: the average, if there is one."""
+        return self.average or self.parameters
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,8 @@ def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
     """
     where = f"strategy.name = {config.strategy.name!r}"
     split, store, pool = materials.split, materials.store, plan.pool
+    if plan.optimizer.debias and not plan.noise_stddev:
+        raise ConfigError("server.debias = True: the run has no noise; remove it")
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not np.isin(pool, trained).all():
         raise ConfigError(f"{where}: pool: give no {plan.unit} that is not trained on")

@@ -108,7 +108,7 @@ def attack_run(
     states = []
     for path in checkpoints_in(folder.checkpoints) if checkpoints else ():
         state = load_checkpoint(path)
-        states.append(look(state.round, after=likelihoods(materials.model, state.parameters)))
+        states.append(look(state.round, after=likelihoods(materials.model, state.model)))
     others = []  # models that another training may have made; a seed holds out the same users
     if materials.earlier_training or report.privacy.earlier_training:
         others.append("starting point")

@@ -183,7 +183,7 @@ def train_with(
             plan = replace(plan, pool=there.pool, addresses=there.addresses, owners=there.owners)
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
-    return state.parameters
+    return state.model
 
 
 @contextmanager

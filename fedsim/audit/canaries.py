@@ -21,6 +21,7 @@ from fedsim.execution import Accumulator, Executor, Keys, Update
 from fedsim.plan import RoundPlan
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
+from fedsim.state import ServerState
 from fedsim.tensors import Tensors, l2_norm, scale
 
 _LARGE = 1e3  # a planted update over the clip's bound: every canary is clipped
@@ -131,17 +132,17 @@ class WatchedOptimizer(ServerOptimizer):
 
     watch: Callable[[Tensors], None] = field(kw_only=True)
 
-    def step(
+    def advance(
         self,
-        parameters: Tensors,
-        gradient: dict[str, torch.Tensor],
-        state: Tensors,
+        state: ServerState,
+        release: dict[str, torch.Tensor],
+        noise_stddev: float,
         *,
-        keep: bool = True,
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        keep: bool,
+    ) -> ServerState:
         """Show the release; then step as the server does."""
-        self.watch(gradient)
-        return super().step(parameters, gradient, state, keep=keep)
+        self.watch(release)
+        return super().advance(state, release, noise_stddev, keep=keep)
 
 
 def with_canaries(

@@ -310,16 +310,73 @@ class PrivacyConfig(Section):
         return self
 
 
+class RateScheduleConfig(Section):
+    """The learning rate over the rounds: a warm-up, then `kind`, from the rate to a share of it."""
+
+    kind: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
+    """How the rate falls after the warm-up."""
+    warmup_rounds: Annotated[int, Field(ge=0, le=MOST)] = 0
+    """Rounds in which the rate grows evenly, up to `server.learning_rate`."""
+    final_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the rate at the end, and in all later rounds."""
+    rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    """Rounds of warm-up and decay together; left out, all rounds of the run."""
+
+    @model_validator(mode="after")
+    def _ends_where_its_kind_can(self) -> Self:
+        if self.kind == "inverse-square-root" and self.final_share == 0.0:
+            raise ValueError('final_share = 0.0: kind = "inverse-square-root" needs more than 0')
+        if self.kind == "constant" and self.final_share > 0.0:
+            raise ValueError(f'final_share = {self.final_share}: kind = "constant" has none')
+        return self
+
+
+class AverageConfig(Section):
+    """An average of each round's parameters: the model that is evaluated and saved.
+
+    Training goes on from the last parameters; metrics have their loss too. ε is the same: it is
+    post-processing.
+    """
+
+    kind: Literal["exponential", "tail"]
+    """The newest parameters weigh the most ("exponential"), or all the same ("tail")."""
+    decay: Fraction | None = None
+    """With "exponential": weight of a round over that of the next one; left out, 0.9."""
+    start: Annotated[int, Field(ge=0, le=MOST)] | None = None
+    """Rounds before the first that counts; left out, none, with "tail" half of the run's."""
+
+    @model_validator(mode="after")
+    def _decays_if_exponential(self) -> Self:
+        if self.decay is not None and self.kind == "tail":
+            raise ValueError(f'decay = {self.decay}: only kind = "exponential" takes it')
+        return self
+
+    def first_of(self, rounds: int) -> int:
+        """Return how many of a run's rounds come before the first that counts."""
+        half = rounds // 2 if self.kind == "tail" else 0
+        return half if self.start is None else self.start
+
+
 class ServerConfig(Section):
-    """The optimizer of the server, which takes the released estimate as its gradient."""
+    """The optimizer of the server, which takes the released estimate as its gradient.
+
+    The other arguments of torch's optimizer are keys too, such as `momentum`, `betas`, `eps`,
+    `weight_decay` and `fused`.
+    """
 
     optimizer: str = "adam"
-    """"sgd" (without momentum or state), "adam" (two numbers for each parameter), "adafactor" (a
-    row and a column for each matrix), or a plug-in's optimizer."""
+    """One of `torch.optim` in lower case, such as "sgd", "adam", "adamw" or "muon" (matrices; AdamW
+    takes the rest), or a plug-in's."""
     learning_rate: PositiveFloat32 = 0.01
     """Learning rate of the server's step."""
     max_gradient_norm: PositiveFloat32 | None = None
     """Scale the released estimate down to this L2 norm if it is longer."""
+    debias: bool = False
+    """Free the second moment of "adam" or "adamw" of the variance of the noise."""
+    schedule: RateScheduleConfig | None = None
+    """The learning rate over the rounds; left out, it is constant."""
+    average: AverageConfig | None = None
+    """An average of the parameters; left out, none."""
 
 
 class ExecutorConfig(Section):
@@ -428,6 +485,7 @@ class Config(Section):
                 f'model.attention = "{self.model.attention}" with executor.engine = "vmap": '
                 'torch.func has no rule for it; take another engine, or attention "eager"'
             )
+        self._check_rounds()
         if scores is not None and self.data.co_owned:
             raise ValueError(
                 "training.private_evaluation with data.owners_column: a text with several owners "
@@ -449,6 +507,27 @@ class Config(Section):
                 "it once, without every"
             )
         return self
+
+    def _check_rounds(self) -> None:
+        """Raise `ValueError` where the run is too short for the server's schedule or average."""
+        rounds, schedule, average = self.strategy.rounds, self.server.schedule, self.server.average
+        if schedule is not None:
+            whole = schedule.rounds or rounds
+            if whole > rounds:
+                raise ValueError(
+                    f"server.schedule.rounds = {whole}: longer than the run, which has "
+                    f"strategy.rounds = {rounds}"
+                )
+            if schedule.warmup_rounds >= whole:
+                raise ValueError(
+                    f"server.schedule.warmup_rounds = {schedule.warmup_rounds}: give fewer than "
+                    f"the schedule's {whole} rounds"
+                )
+        if average is not None and average.first_of(rounds) >= rounds:
+            raise ValueError(
+                f"server.average.start = {average.start}: never begins; give less than "
+                f"strategy.rounds = {rounds}"
+            )
 
     def to_toml(self) -> str:
         """Return the resolved config as TOML; keys without a value are left out."""

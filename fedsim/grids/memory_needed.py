@@ -11,18 +11,18 @@ from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_grid import RayGrid
 from fedsim.language_model import LanguageModel
 from fedsim.materials import worker_device
+from fedsim.parts import server_optimizer
 from fedsim.utils.machine import memory_for_this_process
 
 _FLOAT32, _FLOAT64 = 4, 8
-_MOMENTS = {"adam": 2}  # float32 copies of the trained parameters in the server's optimizer
 
 
 def check_memory(config: Config, model: LanguageModel, grid: Grid, device: str) -> None:
     """Raise `ConfigError` if parameters and sums alone do not fit the memory.
 
-    Counted are the network, the trained parameters with the optimizer's state, and each worker's
-    copy of them, float64 sum and one gradient. Activations come on top. Workers on other machines
-    or on GPUs of other processes are not counted.
+    Counted are the network, the trained parameters with the optimizer's state and their average,
+    and each worker's copy of them, float64 sum and one gradient. Activations come on top. Workers
+    on other machines or on GPUs of other processes are not counted.
 
     Raises:
         ConfigError: too little memory, or checkpointing for a network without blocks.
@@ -35,7 +35,7 @@ def check_memory(config: Config, model: LanguageModel, grid: Grid, device: str) 
         )
     trained = sum(value.numel() for value in model.initial_parameters().values())
     network = _FLOAT32 * model.num_parameters
-    server = network + _FLOAT32 * trained * (1 + _MOMENTS.get(config.server.optimizer, 0))
+    server = network + _FLOAT32 * trained * (1 + server_optimizer(config).copies)
     worker = (_FLOAT32 + _FLOAT64) * trained  # a gradient and the sum
     alone = isinstance(grid, InProcessGrid)
     if alone and worker_device(executor, device).startswith("cuda"):

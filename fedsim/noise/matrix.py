@@ -20,7 +20,8 @@ that a unit moves each by at most 1; to these the matrix is applied, and the res
 the sensitivity again, a public number: post-processing.
 
 Matrices are optimised for the mean squared error of all prefix sums, which is the error of the
-parameters under SGD at a constant rate, the server's only one. They depend on public numbers alone.
+parameters under SGD at a constant rate; momentum, other optimizers and `[server.schedule]` weigh
+rounds otherwise, and for them it is a guide. They depend on public numbers alone.
 """
 
 from __future__ import annotations
@@ -105,6 +106,12 @@ class NoiseMatrix:
         if not self.feedback:
             return 1.0
         return _moved(self.column(self.rounds), self.separation)
+
+    def round_error(self, round: int) -> float:
+        """Return the noise in the release of a round, from 0, in a round's noise."""
+        if not self.feedback:
+            return 1.0
+        return self.amplification * float(np.linalg.norm(_inverse(self.column(round + 1))))
 
     def last_error_over(self, rounds: int) -> float:
         """Return the noise in the sum of `rounds` rounds, in a round's noise."""

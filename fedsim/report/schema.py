@@ -176,10 +176,11 @@ class Scores(HeldOut):
 
 
 class Utility(Record):
-    """Before the first round and after the last."""
+    """Before the first round and after the last; `last` is of the last parameters of an average."""
 
     initial: Scores
     final: Scores
+    last: HeldOut | None = None
 
 
 class Samples(Record):
@@ -244,7 +245,7 @@ class RunReport(Record):
     """The whole of `report.json`.
 
     `diverged` says why there is no outcome: final scores are NaN. `halted` says why the strategy
-    ended the run before its last round.
+    ended the run before its last round. `settings` are keys of the config, dotted, with values.
     """
 
     format: Literal[1] = 1
@@ -260,6 +261,7 @@ class RunReport(Record):
     private_scores: CoveredScores | None = None
     diverged: Text | None = None
     halted: Text | None = None
+    settings: dict[str, JsonValue] = {}
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 
@@ -275,7 +277,8 @@ class RoundMetrics(Record):
     From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are there. Evaluated
     rounds have `epsilon` and `held_out`, and beside each ε above 0 `epsilon_terms`: δ, unit,
     relation, sampler, accountant and noise source, in words. `clip_norm` is there where the clip
-    moves, `released_share` where it adapts; both follow from releases that ε counts.
+    moves, `released_share` where it adapts; both follow from releases that ε counts. Where
+    `held_out` is of an average of parameters, `held_out_last` is of the last ones.
     """
 
     round: Count
@@ -289,6 +292,7 @@ class RoundMetrics(Record):
     epsilon: Annotated[Number, Field(ge=0.0)] | None = None
     epsilon_terms: str | None = None
     held_out: HeldOut | None = None
+    held_out_last: HeldOut | None = None
     private_scores: CoveredScores | None = None
 
 

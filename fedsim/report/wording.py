@@ -255,6 +255,11 @@ def rounds_text(privacy: Privacy) -> str:
     return f"{count_text(privacy.rounds)}, and {scores}"
 
 
+def settings_facts(settings: Mapping[str, JsonValue]) -> list[tuple[str, str]]:
+    """Return the rows of the training settings: a key, its value."""
+    return [(key, _value_text(value)) for key, value in settings.items()]
+
+
 def _value_text(value: JsonValue) -> str:
     if value is None:
         return NOTHING

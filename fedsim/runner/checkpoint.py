@@ -28,6 +28,7 @@ def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
     """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
     tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
     tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
+    tensors |= {f"average/{name}": value for name, value in state.average.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     head = {
         "format": _FORMAT,
@@ -85,6 +86,7 @@ def load_checkpoint(path: Path) -> ServerState:
             optimizer_state=_part(tensors, "optimizer/"),
             ledger=Ledger.from_json(head["ledger"]),
             clip_scale=head["clip_scale"],
+            average=_part(tensors, "average/"),
         )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -14,6 +14,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
 from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
+from fedsim.parts import server_optimizer
 from fedsim.plan import RoundPlan
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
@@ -27,7 +28,7 @@ from fedsim.runner.log import LOG
 from fedsim.seeding import is_score
 from fedsim.state import ServerState
 from fedsim.utils.files import drop_temporaries, naming, writable_cache_dir, write_atomically
-from fedsim.utils.json_text import read_json
+from fedsim.utils.json_text import flat, read_json
 from fedsim.utils.locks import LOCK
 
 # A source is known by its digest, wherever it lies: `check_sources`.
@@ -110,7 +111,7 @@ class RunFolder:
 
     def check_resumable(self, config: Config, *, exactly: bool = True) -> None:
         """Raise `ConfigError` unless the folder is of a run with this config."""
-        before, now = _flat(self.read_config().model_dump()), _flat(config.model_dump())
+        before, now = flat(self.read_config().model_dump()), flat(config.model_dump())
         changed = sorted(key for key in before | now if before.get(key) != now.get(key))
         if not exactly:
             more = now["strategy.rounds"] > before["strategy.rounds"]
@@ -138,6 +139,12 @@ class RunFolder:
             raise ConfigError(
                 f"{field}: one price pays for all rounds of the run in {self.path} and for no "
                 f"more, with {plan.sampling.kind!r} sampling; start another with another --out"
+            )
+        clip, begun = config.strategy.clip.schedule, server_optimizer(self.read_config())
+        if begun != server_optimizer(config) or (clip is not None and clip.rounds is None):
+            raise ConfigError(
+                f"{field}: the run in {self.path} has a schedule, or an average, over all of its "
+                "rounds; start another with another --out"
             )
         items = self.read_ledger().items
         paid = {item.cost.noise_multiplier for item in items if not is_score(item.release)}
@@ -285,11 +292,3 @@ def _is_content(path: Path) -> bool:
     """Whether a file counts as content: not one that a kill during a first write left behind."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
     return not half_written and path.name not in (LOCK, LOG)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        rows |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return rows

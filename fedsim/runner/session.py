@@ -55,6 +55,7 @@ from fedsim.runner.training import (
 )
 from fedsim.state import RoundRecord, ServerState
 from fedsim.strategy import build_plan
+from fedsim.tensors import Tensors
 from fedsim.trackers.tracking import TrackerFactory, epsilon_terms, find_trackers, tracking
 from fedsim.utils.files import disk_message, write_atomically
 from fedsim.utils.interrupts import Interrupts
@@ -317,7 +318,7 @@ class _Session:
             return
         scores = private_scores(
             self.materials.model,
-            state.parameters,
+            state.model,
             self.materials.store,
             self.materials.split.held_out_examples,
             loss_bound=config.loss_bound,
@@ -345,6 +346,9 @@ class _Session:
                 "epsilon": epsilon,
                 "epsilon_terms": None if epsilon is None else self._terms,
                 "held_out": self._held_out(self.state),
+                "held_out_last": self._score_of(self.state.parameters)
+                if self.state.average
+                else None,
             }
         )
 
@@ -378,15 +382,18 @@ class _Session:
         """
         if self._is_last(state):
             return as_held_out(self._evaluate_saved(state))
-        model, split = self.materials.model, self.materials.split
+        return self._score_of(state.model)
+
+    def _score_of(self, parameters: Tensors) -> HeldOut:
+        held_out = self.materials.split.held_out_examples
         return as_held_out(
-            evaluate(model, state.parameters, self.materials.store, split.held_out_examples)
+            evaluate(self.materials.model, parameters, self.materials.store, held_out)
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
         if self.config.model.merged:
-            save_model(self.materials.model, state.parameters, self.folder.model)
-        save_adapter(self.materials.model, state.parameters, self.folder.adapter)
+            save_model(self.materials.model, state.model, self.folder.model)
+        save_adapter(self.materials.model, state.model, self.folder.adapter)
         give_back_freed_memory()  # of the rounds, which are over: another network is opened
         try:
             saved = load_model(
@@ -401,7 +408,7 @@ class _Session:
             ) from error
         store, split = self.materials.store, self.materials.split
         some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
-        check_served(self.materials.model, state.parameters, saved, store, some)
+        check_served(self.materials.model, state.model, saved, store, some)
         self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
         return self.final
 

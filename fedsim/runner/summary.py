@@ -47,8 +47,10 @@ from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.sampling import Relation, TruncatedPoissonSampling
 from fedsim.seeding import is_score
 from fedsim.state import ServerState
+from fedsim.utils.json_text import flat
 from fedsim.utils.machine import peak_memory_bytes
 
+_SETTINGS_OF = {"strategy", "server", "model"}
 _PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
 
 
@@ -141,6 +143,7 @@ def summarise(
         utility=Utility(
             initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
             final=as_scores(final),
+            last=lines[-1].held_out_last,
         ),
         data=_data(config, materials, plan),
         model=_model(config, materials, state),
@@ -156,6 +159,7 @@ def summarise(
         private_scores=None if diverged or cut_short else lines[-1].private_scores,
         diverged=diverged,
         halted=halted,
+        settings=flat(config.model_dump(mode="json", include=_SETTINGS_OF, exclude_none=True)),
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -504,7 +508,7 @@ def _samples(config: Config, materials: Materials, state: ServerState) -> Sample
     model, seed = materials.model, config.seed
     longest = min(SAMPLE_TOKENS, config.data.sequence_length)
     start = model.initial_parameters()
-    texts = (sample_texts(model, p, SAMPLES, longest, seed) for p in (start, state.parameters))
+    texts = (sample_texts(model, p, SAMPLES, longest, seed) for p in (start, state.model))
     initial, final = map(tuple, texts)
     return Samples(initial=initial, final=final)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,20 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
         ValueError: as of `parse_json`.
     """
     return parse_json(path.read_bytes())
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by their dotted keys.
+
+    Examples:
+        >>> flat({"server": {"learning_rate": 0.1}, "seed": 0})
+        {'server.learning_rate': 0.1, 'seed': 0}
+    """
+    rows: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        rows |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return rows
 
 
 def digest(content: object) -> str:

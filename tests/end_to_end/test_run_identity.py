@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.sampling import PoissonSampling
 from fedsim.utils import files as paths
 from tests.helpers.commands import fedsim, fedsim_ok
-from tests.helpers.light import light_config
+from tests.helpers.light import light_config, write_config
 
 SEED = 918_273_645
 
@@ -201,15 +202,38 @@ def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -
     assert "strategy.rounds = 4 and not 6: not as in the run" in fewer
 
 
-def test_a_run_with_one_price_for_all_rounds_does_not_go_on_to_more(
-    speeches: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (
+            {"strategy": {"sampling": {"kind": "cyclic", "groups": 2}}},
+            "one price pays for all rounds of the run",
+        ),
+        ({"server": {"schedule": {"kind": "linear"}}}, "has a schedule, or an average, over all"),
+        ({"server": {"average": {"kind": "tail"}}}, "has a schedule, or an average, over all"),
+        (
+            {
+                "strategy": {
+                    "clip": {
+                        "l2_clip_norm": 1.0,
+                        "schedule": {"kind": "linear", "final_l2_clip_norm": 0.5},
+                    }
+                }
+            },
+            "has a schedule, or an average, over all",
+        ),
+    ],
+    ids=["price", "rate", "average", "clip"],
+)
+def test_a_run_whose_rounds_are_one_whole_does_not_go_on_to_more(
+    sections: dict[str, Any], words: str, speeches: Path, tmp_path: Path
 ) -> None:
-    sampling = {"kind": "cyclic", "groups": 2}
-    config = write(tmp_path / "mine.toml", speeches, "seeded", sampling=sampling)
+    config = write_config(tmp_path / "mine.toml", speeches, **sections)
     fedsim_ok("run", config, "--out", tmp_path / "out")
     more = ("--resume", "--set", "strategy.rounds=6")
     complaint = fedsim("run", config, "--out", tmp_path / "out", *more).complaint
-    assert "strategy.rounds = 6 and not 4: one price pays for all rounds of the run" in complaint
+    assert "strategy.rounds = 6 and not 4: " in complaint
+    assert words in complaint
 
 
 def test_another_version_is_noted_and_0_2_does_not_go_on(speeches: Path, tmp_path: Path) -> None:

@@ -12,6 +12,15 @@ from fedsim.runner.folder import RunFolder
 from tests.conftest import small_config
 from tests.helpers.tiny_world import LONGEST, write_model
 
+EVERY_SERVER_OPTION: dict[str, Any] = {
+    "optimizer": "adamw",
+    "betas": (0.8, 0.95),
+    "debias": True,
+    "schedule": {"kind": "cosine", "warmup_rounds": 1, "final_share": 0.1},
+    "average": {"kind": "tail", "start": 2},
+}
+"""A server whose step depends on all rounds before: momentum, schedule, average, debiasing."""
+
 
 def light_config(source: Path, **sections: dict[str, Any]) -> Config:
     """Return the small config with the network, which lies beside the text; sections over it."""

@@ -12,6 +12,7 @@ from fedsim.data.store import TokenStore
 from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint, round_of
 from fedsim.runner.folder import RunFolder
 from tests.helpers.commands import write_config
+from tests.helpers.light import EVERY_SERVER_OPTION
 from tests.helpers.processes import Strike, ended, start
 
 ROUNDS = 12
@@ -34,6 +35,7 @@ class Scene:
             text,
             strategy={"rounds": ROUNDS},
             privacy={"noise": noise, "declared_num_users": 24},
+            server=EVERY_SERVER_OPTION,
             training={"evaluate_every": 2, "checkpoint_every": 2, "keep_checkpoints": 2},
         )
         return cls(folder, config)

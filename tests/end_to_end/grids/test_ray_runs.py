@@ -13,7 +13,7 @@ import fedsim
 from fedsim.config import Config
 from tests.end_to_end.grids.ray_runs import LEAVINGS, assert_same_run, plugin, write_config
 from tests.helpers.commands import fedsim as command_line
-from tests.helpers.light import light_config
+from tests.helpers.light import EVERY_SERVER_OPTION, light_config
 
 pytestmark = [
     *LEAVINGS,
@@ -60,6 +60,7 @@ def config(scene: Path, speeches: Path) -> Config:
     return light_config(
         speeches,
         strategy={"name": "faulty", "rounds": 5, "cohort_size": 6, "group_size": 8},
+        server=EVERY_SERVER_OPTION,
         executor={"shard_size": 1, "engine": "loop"},
         training={"evaluate_every": 2, "checkpoint_every": 2},
     )

@@ -64,6 +64,7 @@ def same_state(left: ServerState, right: ServerState) -> bool:
         left.round == right.round
         and same_bits(left.parameters, right.parameters)
         and same_bits(left.optimizer_state, right.optimizer_state)
+        and same_bits(left.average, right.average)
         and left.ledger == right.ledger
         and left.clip_scale == right.clip_scale
     )

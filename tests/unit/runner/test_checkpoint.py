@@ -24,12 +24,14 @@ from fedsim.runner.checkpoint import (
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.training import train
 from fedsim.sampling import PoissonSampling
+from fedsim.server.over_rounds import Average
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from tests.unit.mechanism.test_plan import make_plan
 from tests.unit.mechanism.test_round import Pull, same_state, start
 
-PLAN = make_plan(optimizer=ServerOptimizer("adam", 0.1))
+SERVER = ServerOptimizer("adam", 0.1, average=Average("tail", 1), debias=True)
+PLAN = make_plan(optimizer=SERVER)
 COST = RoundCost(PoissonSampling(0.25), 1.5)
 
 

@@ -18,7 +18,7 @@ from fedsim.materials import load_model
 from fedsim.runner.model_card import model_card
 from fedsim.utils.terminal import quietly
 from tests.conftest import Patch
-from tests.helpers.light import light_config
+from tests.helpers.light import EVERY_SERVER_OPTION, light_config
 
 IDS = torch.tensor([[3, 4, 5, 6]])
 
@@ -56,7 +56,7 @@ def test_a_card_has_the_hubs_keys_the_settings_and_code_that_loads_it(
     config = light_config(
         speeches,
         model={"name_or_path": str(base), "lora_rank": 2, "trainable": "all"},
-        server={"learning_rate": 0.25},
+        server={**EVERY_SERVER_OPTION, "learning_rate": 0.25},
     )
     run = fedsim.run(config, tmp_path / "run")
     assert run.adapter is not None
@@ -73,6 +73,7 @@ def test_a_card_has_the_hubs_keys_the_settings_and_code_that_loads_it(
         assert "of the users in a data set that is on no hub: all rows with one value" in card.text
         settings = tomllib.loads(block(card.text, "toml"))
         assert settings["server"]["learning_rate"] == 0.25
+        assert settings["server"]["schedule"] == {**EVERY_SERVER_OPTION["schedule"]}
         assert settings["strategy"]["rounds"] == config.strategy.rounds
         assert settings["model"]["lora_rank"] == 2
         assert str(tmp_path) not in card.content

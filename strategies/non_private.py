@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +27,11 @@ class NonPrivateConfig(UserStrategyConfig, ExampleStrategyConfig):
 
     selection: SelectionRule = "random"  # type: ignore[assignment]
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()  # type: ignore[assignment]
+    unread: ClassVar[tuple[str, ...]] = (
+        *(f"privacy.{key}" for key in ("epsilon", "delta", "noise_multiplier", "relation")),
+        *(f"privacy.{key}" for key in ("accountant", "mechanism", "bands", "buffers")),
+        *(f"strategy.{key}" for key in ("clip", "estimator", "sampling")),
+    )
 
 
 class NonPrivate:

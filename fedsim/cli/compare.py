@@ -151,7 +151,8 @@ def _cells(
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
     from fedsim.report.comparison_folder import write_grid
-    from fedsim.report.grid_result import terminal_table
+    from fedsim.report.differences import FEW, differences_table
+    from fedsim.report.grid_result import grid_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
     from fedsim.utils.locks import sole_writer
@@ -160,7 +161,9 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
     with sole_writer(out):
         result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
         write_grid(result, out)
-    table_console().print(terminal_table(result).rich())
+    table_console().print(grid_table(result).rich())
+    if (pairs := differences_table(result, FEW)) is not None:
+        table_console().print(pairs.rich())
     typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in result.lines for reason in line.failures]
     stopped = [reason for line in result.lines for reason in line.stopped]

@@ -208,6 +208,8 @@ class StrategyConfig(Section):
 
     default_relation: ClassVar[str | None] = None
     """The neighbouring relation of the strategy; None: that of the sampler."""
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Keys that change nothing, so that a comparison does not train a line for each value."""
 
     @property
     def expected_users(self) -> float | None:

@@ -30,7 +30,9 @@ from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
 from fedsim.report.wording import (
     NOT_COVERED,
     NOTHING,
+    TIES,
     TOGETHER,
+    better_than_non_private,
     count_text,
     decimal_text,
     delta_text,
@@ -108,6 +110,13 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
         for run in runs
         if run.report.ended_early
     ]
+    plain = [run.report.utility.final.loss for run in runs if run.report.name == "non-private"]
+    better = [
+        run.label
+        for run in runs
+        if run.report.name != "non-private"
+        and any(run.report.utility.final.loss < loss for loss in plain)
+    ]
     return Comparison(
         starts=tuple(_starts(runs)),
         runs=runs,
@@ -115,7 +124,11 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
             ". ".join([f"{label}: {terms_text(run.privacy)}", *run.privacy.earlier_training])
             for label, run, _ in reports
         ),
-        notes=(*comparison_notes([run.report for run in runs]), *early),
+        notes=(
+            *comparison_notes([run.report for run in runs]),
+            *early,
+            *better_than_non_private(better),
+        ),
     )
 
 
@@ -149,6 +162,8 @@ def comparison_table(comparison: Comparison) -> Table:
     starts, runs = comparison.starts, comparison.runs
     promised = any(run.report.privacy.epsilon is not None for run in runs)
     together = [TOGETHER] if promised and len(runs) > 1 else []
+    if len(runs) > 1 and all(run.report.privacy.noise != "secure" for run in runs):
+        together.append(TIES)
     return Table(
         HEADS,
         [
@@ -208,6 +223,7 @@ def _record(
     return {
         "kind": kind,
         "label": label,
+        "run": None if report is None else report.title,
         "strategy": None if report is None else report.name,
         **scores.model_dump(include={"loss", "perplexity", "accuracy_top1"}),
         **privacy_record(None if report is None else report.privacy),
@@ -311,4 +327,4 @@ def _row_text(run: ComparedRun) -> str:
     final, privacy = run.report.utility.final, run.report.privacy
     promise = "no guarantee" if privacy.epsilon is None else f"ε = {epsilon_cell(privacy)}"
     shown = "diverged" if run.report.diverged else decimal_text(final.perplexity, 1)
-    return f"{shorten(run.label, 24)} · {shown} · {promise}"
+    return " · ".join([shorten(run.label, 24), shown, *([] if "ε = " in run.label else [promise])])

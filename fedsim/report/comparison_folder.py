@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsim.report.comparison import (
@@ -13,24 +13,30 @@ from fedsim.report.comparison import (
     comparison_table,
     render_comparison,
 )
-from fedsim.report.drawing import pictures
+from fedsim.report.differences import differences_table
+from fedsim.report.drawing import draw, pictures
 from fedsim.report.figures import Chart
 from fedsim.report.grid_page import grid_chart, render_grid
 from fedsim.report.grid_result import GridResult, grid_table
+from fedsim.report.labels import Arm, label_parts
 from fedsim.report.schema import Record, load_metrics, load_report
 from fedsim.report.tables import Table
 from fedsim.utils.files import write_atomically
 
+_TABLES = ("comparison.tex", "comparison-differences.tex")
 log = logging.getLogger(__name__)
 
 
-def write_comparison(run_dirs: Sequence[Path], out: Path) -> Comparison:
-    """Compare finished runs and write `comparison.{json,csv,md,html,png,svg,pdf}` into `out`.
+def write_comparison(
+    run_dirs: Sequence[Path], out: Path, arms: Mapping[Path, Arm] | None = None
+) -> Comparison:
+    """Compare finished runs and write what `write_grid` writes of lines, but for differences.
 
     Args:
-        run_dirs: run folders; each run is labelled by its title, or where titles repeat by its
-            folder.
+        run_dirs: run folders.
         out: made if it is not there.
+        arms: of runs of a grid, which are labelled by what differs; others are by their title, or
+            where labels repeat by their folder.
 
     Raises:
         ConfigError: no run folders, or one whose report or metrics are missing or malformed.
@@ -38,31 +44,45 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Comparison:
     reports = [load_report(run_dir) for run_dir in run_dirs]
     metrics = [load_metrics(run_dir) for run_dir in run_dirs]
     places = [run_dir.resolve() for run_dir in run_dirs]
+    known = arms or {}
+    labelled = [
+        known.get(run_dir, (report.title, {}))
+        for run_dir, report in zip(run_dirs, reports, strict=True)
+    ]
     ways = (
-        [report.title for report in reports],
+        [", ".join(parts) for parts in label_parts(labelled)],
         [f"{place.parent.name}/{place.name}" for place in places],
         [str(place) for place in places],
     )
     labels = next((labels for labels in ways if len(set(labels)) == len(labels)), ways[-1])
     comparison = compare(list(zip(labels, reports, metrics, strict=True)))
     page, chart = render_comparison(comparison), comparison_chart(comparison)
-    _write(out, comparison, comparison_table(comparison), chart, page)
+    _write(out, comparison, [comparison_table(comparison)], chart, page)
     return comparison
 
 
 def write_grid(result: GridResult, out: Path) -> None:
-    """Write `comparison.{json,csv,md,html,png,svg,pdf}` into `out`."""
-    _write(out, result, grid_table(result), grid_chart(result), render_grid(result))
+    """Write `comparison.{json,csv,md,html,tex,png,svg,pdf}` and texts for a paper into `out`.
+
+    The PNG has its notes below it. The other pictures and `comparison.tex` have none, for
+    `comparison-caption.tex` has them; `comparison-differences.tex` has the pairs of arms.
+    """
+    pairs = differences_table(result)
+    tables = [grid_table(result), *([pairs] if pairs else [])]
+    _write(out, result, tables, grid_chart(result), render_grid(result))
 
 
-def _write(out: Path, result: Record, table: Table, chart: Chart, page: str) -> None:
+def _write(out: Path, result: Record, tables: Sequence[Table], chart: Chart, page: str) -> None:
     # Everything is rendered before anything is written: an error leaves no half folder.
     contents: dict[str, bytes | str] = {
         "comparison.json": result.model_dump_json(indent=2) + "\n",
-        "comparison.csv": table.csv(),
-        "comparison.md": table.markdown(),
+        "comparison.csv": tables[0].csv(),
+        "comparison.md": "\n".join(table.markdown() for table in tables),
         "comparison.html": page,
-        **pictures("comparison", chart),
+        **{name: table.latex() for name, table in zip(_TABLES, tables, strict=False)},
+        "comparison-caption.tex": "".join(table.caption() for table in tables),
+        **pictures("comparison", chart._replace(notes=())),
+        "comparison.png": draw(chart, "png"),
     }
     if (out / "comparison.json").exists():
         log.info("%s: replaces an earlier comparison", out)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from fedsim.report.differences import differences_table
 from fedsim.report.figures import (
     UNCOVERED,
     Axis,
@@ -24,10 +25,12 @@ from fedsim.report.grid_result import (
     alike,
     grid_table,
     interval_note,
+    line_labels,
     seed_counts,
     terms,
 )
 from fedsim.report.html import render_page
+from fedsim.report.labels import BUDGET, EPSILON, label_parts
 from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import epsilon_cell, guarantee_text
@@ -35,8 +38,7 @@ from fedsim.report.wording import epsilon_cell, guarantee_text
 LOSS = "held-out loss, nats a token"
 
 Over = Literal["epsilon", "budget"]
-# Labels of the setting in a grid: the last part of its key, or all of it if two end alike.
-LABELS = {"epsilon": ("epsilon", "privacy.epsilon"), "budget": ("budget",)}
+LABELS = {"epsilon": EPSILON, "budget": BUDGET}
 TITLES: dict[Over, tuple[str, str]] = {
     "epsilon": ("Privacy and loss", "ε (logarithmic)"),
     "budget": ("Compute and loss", "expected gradients a round (logarithmic)"),
@@ -58,13 +60,15 @@ def render_grid(result: GridResult) -> str:
         result=result,
         promises=promises(result),
         table=grid_table(result),
+        differences=differences_table(result),
         groups=grid_panels(result),
     )
 
 
 def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
-    lost = [(line.name, seed_counts(line)[1:]) for line in result.lines]
+    labels = line_labels(result.lines)
+    lost = [(labels[line.name], seed_counts(line)[1:]) for line in result.lines]
     return Chart(
         [row for _, panels in grid_panels(result) for row in in_rows(panels)],
         [
@@ -117,11 +121,13 @@ def _requested(line: CellResult, over: Over) -> float | None:
     return value if 0 < value < math.inf else None
 
 
-def _curve_label(line: CellResult) -> str:
-    """Return the config's name with the settings that are neither ε nor budget."""
-    axes = {label for labels in LABELS.values() for label in labels}
-    others = [f"{key} = {value}" for key, value in line.settings.items() if key not in axes]
-    return ", ".join([line.source, *others])
+def _curve_labels(lines: Sequence[CellResult]) -> dict[str, str]:
+    """Return by its name what differs between a line and others beside ε and budget."""
+    arms = [
+        (line.source, {k: v for k, v in line.settings.items() if k not in (*EPSILON, *BUDGET)})
+        for line in lines
+    ]
+    return {line.name: ", ".join(part) for line, part in zip(lines, label_parts(arms), strict=True)}
 
 
 def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
@@ -139,7 +145,8 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     places = [*ticks, *filter(None, at.values())]
     room = (max(places) / min(places)) ** 0.07
     limits = (min(places) / room, max(places) * room)
-    curves = list(dict.fromkeys(map(_curve_label, lines)))
+    labels = _curve_labels(lines)
+    curves = list(dict.fromkeys(labels.values()))
     heading = "ε = {:g}" if over == "budget" else "{:g} gradients a round"
     others: list[float | None] = [*_values(lines, other)] or [None]
     panels = []
@@ -147,7 +154,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
         inside = [line for line in lines if held is None or _requested(line, other) in (held, None)]
         series = []
         for index, name in enumerate(curves):
-            drawn = [line for line in inside if line.loss and _curve_label(line) == name]
+            drawn = [line for line in inside if line.loss and labels[line.name] == name]
             level = over == "epsilon" and bool(drawn) and drawn[0].epsilon is None
             points = [_point(at[line.name] or ticks[0], line) for line in drawn]
             if level:
@@ -169,19 +176,20 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
 
 
 def _rows(lines: Sequence[CellResult]) -> Panel:
+    labels = line_labels(lines)
     return Panel(
         "lines",
         "Held-out loss",
         _caption(lines),
         [
-            Series(shorten(line.name, 44), [_point(row, line)], colour(row), marks=True)
+            Series(shorten(labels[line.name], 44), [_point(row, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
             if line.loss
         ],
         x=Axis(LOSS, limits=_loss_limits(lines)),
         levels=_starts(lines),
         rows=[
-            shorten(line.name, 40)
+            shorten(labels[line.name], 40)
             + ("" if line.epsilon is None else f", ε = {epsilon_cell(line.privacy)}")
             for line in lines
         ],

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from scipy.stats import t as student
-
+from fedsim.report.intervals import Difference, Interval, interval
+from fedsim.report.labels import common_part, label_parts
 from fedsim.report.schema import (
     Count,
     NotNegative,
@@ -22,18 +21,9 @@ from fedsim.report.schema import (
     is_finite,
 )
 from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
-from fedsim.report.wording import NOTHING, epsilon_cell, terms_text
+from fedsim.report.wording import NOTHING, better_than_non_private, epsilon_cell, terms_text
 
-CONFIDENCE = 0.95
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
-
-
-class Interval(Record):
-    """A mean over seeds with Student's confidence interval; of one seed, the value thrice."""
-
-    mean: Number
-    low: Number
-    high: Number
 
 
 class CellResult(Record):
@@ -54,7 +44,7 @@ class CellResult(Record):
         loss: over the finite ones of runs that did all their rounds; None where there is none.
         accuracy: top-1, likewise.
         start: held-out loss of the starting point, the mean over the seeds' splits.
-        num_averaged: how many runs `loss` is a mean over.
+        averaged: the seeds that `loss` is a mean over.
         num_halted: runs that their strategy ended; `stopped` says why.
         num_diverged: runs that ended without a finite loss.
         stopped: a sentence for each run that ended before its last round; no mean has it.
@@ -74,12 +64,23 @@ class CellResult(Record):
     loss: Interval | None = None
     accuracy: Interval | None = None
     start: Number | None = None
-    num_averaged: Count = 0
+    averaged: tuple[int, ...] = ()
     num_halted: Count = 0
     num_diverged: Count = 0
     stopped: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     seconds: NotNegative = 0.0
+
+    @property
+    def num_averaged(self) -> int:
+        """How many seeds `loss` is a mean over."""
+        return len(self.averaged)
+
+    @property
+    def counted_losses(self) -> dict[int, float]:
+        """The loss of each seed that `loss` is a mean over."""
+        losses = zip(self.seeds, self.losses, strict=True)
+        return {seed: loss for seed, loss in losses if seed in self.averaged}
 
     @property
     def epsilon(self) -> float | None:
@@ -120,28 +121,13 @@ class Tuning(Record):
 
 
 class GridResult(Record):
-    """The cells' results in the order of the grid, and how their settings were chosen."""
+    """The cells' results in the order of the grid, their differences, and how they were tuned."""
 
     lines: tuple[CellResult, ...]
     seeds: tuple[int, ...]
+    differences: tuple[Difference, ...] = ()
     tuning: Tuning | None = None
     notes: tuple[str, ...] = ()
-
-
-def interval(values: Sequence[float]) -> Interval | None:
-    """Return mean and 95 % interval of values that are taken for independent and normal.
-
-    Returns None for no values. The interval of one value is that point.
-    """
-    count = len(values)
-    if not count:
-        return None
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Interval(mean=mean, low=mean, high=mean)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    half = float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * math.sqrt(variance / count)
-    return Interval(mean=mean, low=mean - half, high=mean + half)
 
 
 def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
@@ -149,11 +135,12 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     if not reports:
         return line
     finals = [report.utility.final for report in reports]
-    good = [
-        report.utility.final
-        for report in reports
+    averaged = {
+        seed: report.utility.final
+        for seed, report in zip(line.seeds, reports, strict=True)
         if is_finite(report.utility.final.loss) and not report.ended_early
-    ]
+    }
+    good = averaged.values()
     diverged = [
         report.diverged is not None or is_finite(report.utility.initial.loss)
         for report in reports  # else no text is held out
@@ -177,17 +164,17 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
             "loss": interval([final.loss for final in good]),
             "accuracy": interval([final.accuracy_top1 for final in good]),
             "start": math.fsum(starts) / len(starts),
-            "num_averaged": len(good),
+            "averaged": tuple(averaged),
             "num_diverged": sum(diverged),
             "seconds": math.fsum(report.cost.seconds for report in reports),
         }
     )
 
 
-def cells(line: CellResult) -> list[str]:
-    """Return a line as displayed, a cell for each of `HEADS`."""
+def cells(line: CellResult, label: str = "") -> list[str]:
+    """Return a line as displayed, a cell for each of `HEADS`; without a label by its name."""
     return [
-        line.name,
+        label or line.name,
         epsilon_cell(line.privacy),
         NOTHING if line.budget is None else f"{line.budget:,.0f}",
         ", ".join(f"{key} = {value}" for key, value in line.chosen.items()) or NOTHING,
@@ -207,29 +194,39 @@ def seed_counts(line: CellResult) -> list[str]:
     return [str(len(line.losses)), *(f"{count} {how}" for how, count in counts.items() if count)]
 
 
-def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
-    """Return the lines of each config and the same terms, with the common part of their names.
+def line_parts(lines: Sequence[CellResult]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of each line's short label, by its name."""
+    parts = label_parts([(line.source, line.settings) for line in lines])
+    return dict(zip((line.name for line in lines), parts, strict=True))
 
-    If a line with other terms has all of that in its name, too, the label lists all their names.
+
+def line_labels(lines: Sequence[CellResult]) -> dict[str, str]:
+    """Return the short label of each line, by its name."""
+    return {name: ", ".join(parts) for name, parts in line_parts(lines).items()}
+
+
+def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
+    """Return the lines of each config and the same terms, with the common part of their labels.
+
+    If a line with other terms has all of that in its label, too, all their labels are listed.
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for line in lines:
         if line.terms:
             groups.setdefault((line.source, line.terms), []).append(line)
-    return [(_label(group, lines), group) for group in groups.values()]
+    parts, found = line_parts(lines), []
+    for (source, said), group in groups.items():
+        mine = [parts[line.name] for line in group]
+        others = [parts[line.name] for line in lines if line.terms not in ("", said)]
+        found.append((_label(mine, others) or source, group))
+    return found
 
 
-def _label(group: Sequence[CellResult], lines: Sequence[CellResult]) -> str:
-    shared = _shared(group)
-    others = [line for line in lines if line.terms and line.terms != group[0].terms]
-    if any(set(shared) <= set(line.name.split(",")) for line in others):
-        return "; ".join(line.name for line in group)
-    return ",".join(shared) or group[0].source
-
-
-def _shared(lines: Sequence[CellResult]) -> list[str]:
-    first, *others = (line.name.split(",") for line in lines)
-    return [part for part in first if all(part in name for name in others)]
+def _label(group: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) -> str:
+    shared = [part for part in group[0] if all(part in parts for parts in group)]
+    if any(set(shared) <= set(parts) for parts in others):
+        return "; ".join(map(", ".join, group))
+    return ", ".join(shared)
 
 
 def terms(lines: Sequence[CellResult]) -> list[str]:
@@ -257,7 +254,9 @@ def _shared_draws(lines: Sequence[CellResult]) -> str:
 
 def captions(result: GridResult) -> list[str]:
     """Return the sentences to read with the table: terms, tuning, failures, notes."""
-    lines = [*terms(result.lines), interval_note(result.lines), UTILITY_NOTE]
+    shared = common_part([(line.source, line.settings) for line in result.lines])
+    lines = [f"Every line: {shared}."] if shared else []
+    lines += [*terms(result.lines), interval_note(result.lines), UTILITY_NOTE]
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -265,26 +264,26 @@ def captions(result: GridResult) -> list[str]:
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
     lines += [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
     lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
-    return [*lines, *result.notes]
+    return [*lines, *better_than_non_private(_at_least_non_private(result)), *result.notes]
+
+
+def _at_least_non_private(result: GridResult) -> list[str]:
+    """Return labels of lines whose mean loss is below that of non-private, at one compute."""
+    strategies = {line.name: line.strategy for line in result.lines}
+    better = [
+        pair.first if pair.loss.mean < 0.0 else pair.second
+        for pair in result.differences
+        if (strategies[pair.first] == "non-private") != (strategies[pair.second] == "non-private")
+    ]
+    labels = line_labels(result.lines)
+    return [labels[name] for name in dict.fromkeys(better) if strategies[name] != "non-private"]
 
 
 def grid_table(result: GridResult) -> Table:
-    """Return the table; its CSV has settings and chosen values in columns of their own."""
-    rows = [cells(line) for line in result.lines]
+    """Return the table; its CSV has names, settings and chosen values in columns of their own."""
+    labels = line_labels(result.lines)
+    rows = [cells(line, labels[line.name]) for line in result.lines]
     return Table(HEADS, rows, captions(result), records=records(result))
-
-
-def terminal_table(result: GridResult) -> Table:
-    """Return the table with short names: the part that all lines share stands above it once."""
-    shared = _shared(result.lines) if result.lines else []
-    names = [line.name.split(",") for line in result.lines]
-    short = [",".join(part for part in name if part not in shared) for name in names]
-    if not shared or not all(short):
-        return grid_table(result)
-    lines = zip(result.lines, short, strict=True)
-    renamed = tuple(line.model_copy(update={"name": name}) for line, name in lines)
-    table = grid_table(result.model_copy(update={"lines": renamed}))
-    return replace(table, notes=[f"Every line: {', '.join(shared)}.", *table.notes])
 
 
 def records(result: GridResult) -> list[dict[str, object]]:
@@ -295,7 +294,7 @@ def records(result: GridResult) -> list[dict[str, object]]:
 
 
 def _record(line: CellResult) -> dict[str, object]:
-    kept = {"privacy", "settings", "chosen", "loss", "accuracy", "stopped", "seeds"}
+    kept = {"privacy", "settings", "chosen", "loss", "accuracy", "stopped", "seeds", "averaged"}
     record: dict[str, object] = {
         **line.model_dump(exclude=kept),
         **privacy_record(line.privacy),
@@ -303,6 +302,7 @@ def _record(line: CellResult) -> dict[str, object]:
         "num_failed": len(line.failures),
         "num_stopped": len(line.stopped),
         "num_seeds": len(line.losses),
+        "num_averaged": line.num_averaged,
         "seeds": " ".join(map(str, line.seeds)),
         "losses": " ".join(f"{loss:.17g}" for loss in line.losses),
         "failures": "; ".join(line.failures),

@@ -1,4 +1,4 @@
-"""A table of texts, as Markdown and for the terminal, with the numbers behind it as CSV."""
+"""A table of texts, as Markdown, as LaTeX and for the terminal, with its numbers as CSV."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ from rich import table as rich_table
 from rich.text import Text
 
 from fedsim.report.schema import Privacy
-from fedsim.report.wording import NOT_COVERED
+from fedsim.report.wording import NOT_COVERED, NOTHING
 
 _NAME = 22  # columns of a terminal that a name keeps: numbers need the others of 80
+# pdflatex knows no Greek letters outside mathematics.
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        **{sign: f"{{{sign}}}" for sign in "[*"},  # after a line's end, LaTeX's own signs
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+        **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$", "±": r"$\pm$", "−": "$-$"},
+        **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "–": "--", "…": r"\ldots{}"},
+    }
+)
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
@@ -47,6 +58,25 @@ class Table:
         if self.notes:
             lines += ["", *(f"- {escape_markdown(note)}" for note in self.notes)]
         return "\n".join(lines) + "\n"
+
+    def latex(self) -> str:
+        """Return a tabular for the package booktabs, without notes and without empty columns."""
+        columns = [
+            number
+            for number in range(len(self.heads))
+            if any(row[number] not in ("", NOTHING) for row in self.rows)
+        ]
+        head, *body = (
+            " & ".join(escape_latex(row[number]) for number in columns) + r" \\"
+            for row in (self.heads, *self.rows)
+        )
+        places = "".join("l" if number in self.left else "r" for number in columns)
+        lines = [rf"\begin{{tabular}}{{{places}}}", r"\toprule", head, r"\midrule", *body]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def caption(self) -> str:
+        """Return the notes as a paragraph of LaTeX, a line each."""
+        return "".join(f"{escape_latex(note).rstrip('.')}.\n" for note in self.notes)
 
     def csv(self) -> str:
         """Return the records; absent values are empty cells."""
@@ -100,3 +130,13 @@ def escape_markdown(text: str) -> str:
     """Keep a name from ending its cell, its line, or being read as HTML."""
     escaped = html.escape(" ".join(text.split()), quote=False)
     return escaped.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
+
+
+def escape_latex(text: str) -> str:
+    r"""Return a text on one line that LaTeX sets as it stands.
+
+    Examples:
+        >>> print(escape_latex("a_b at ε = 2, 50 %"))
+        a\_b at $\varepsilon$ = 2, 50 \%
+    """
+    return " ".join(text.split()).translate(_LATEX)

@@ -18,6 +18,10 @@ TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
     "has seen more than one ε pays for."
 )
+TIES = (
+    "Seeded runs of one seed share start, split and the noise's standard normals and, where the "
+    "sampler is the same, cohorts."
+)
 NOT_COVERED = "computed on private text, not protected by the privacy guarantee"
 NO_GUARANTEE = "No privacy guarantee"
 NOTHING = "–"
@@ -153,6 +157,17 @@ def settings_text(settings: Mapping[str, JsonValue]) -> str:
     shown = {key: _value_text(value) for key, value in settings.items() if value is not None}
     texts = [text if key == "kind" else f"{key} = {text}" for key, text in shown.items()]
     return ", ".join(texts) or NOTHING
+
+
+def better_than_non_private(labels: Sequence[str]) -> list[str]:
+    """Return the sentence that marks private runs with a smaller loss than non-private ones."""
+    if not labels:
+        return []
+    return [
+        f"Better than non-private: {'; '.join(labels)}. Non-private is not at its best there, so "
+        "the difference is no price of privacy: choose its learning rate by --tune "
+        "server.learning_rate=…."
+    ]
 
 
 def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:

@@ -87,22 +87,47 @@ def expand(
         overrides: `key.path=value`, for all cells.
         noise: of configs that do not say.
 
+    A strategy that does not read a key has one cell for all of the key's values, without the key.
+
     Raises:
         ConfigError: a key that is set or varied twice, or whatever is wrong with a cell's config,
             which is named.
     """
     _check_keys(variations, overrides)
     labels = labels_of(variations)
-    cells = []
+    keys = [variation.key for variation in variations]
+    cells: list[Cell] = []
     for values in product(*(variation.values for variation in variations)):
-        labelled = tuple(zip(labels, values, strict=True))
-        name = run_name(path, labelled)
-        settings = [f"{v.key}={value}" for v, value in zip(variations, values, strict=True)]
-        with about(f"{name}: ", (ConfigError,)):
-            config = load_config(path, [*overrides, *settings], noise=noise)
-        keys = tuple(variation.key for variation in variations)
-        cells.append(Cell(name, config, path.stem, labelled, keys))
+        settings = list(zip(labels, keys, values, strict=True))
+        cell = _cell(path, settings, overrides, noise)
+        if unread := unread_keys(cell, keys):
+            read = [setting for setting in settings if setting[1] not in unread]
+            cell = _cell(path, read, overrides, noise)
+            if cell in cells:
+                continue
+        cells.append(cell)
     return cells
+
+
+def unread_keys(cell: Cell, keys: Sequence[str]) -> list[str]:
+    """Return those of the keys that the cell's strategy does not read."""
+    unread = cell.config.strategy.unread
+    return [key for key in keys if any(f"{key}.".startswith(f"{one}.") for one in unread)]
+
+
+def _cell(
+    path: Path,
+    settings: Sequence[tuple[str, str, str]],
+    overrides: Sequence[str],
+    noise: Literal["secure", "seeded"],
+) -> Cell:
+    """Return the cell of (label, key, value) of each setting."""
+    labelled = tuple((label, value) for label, _, value in settings)
+    name = run_name(path, labelled)
+    assigned = [f"{key}={value}" for _, key, value in settings]
+    with about(f"{name}: ", (ConfigError,)):
+        config = load_config(path, [*overrides, *assigned], noise=noise)
+    return Cell(name, config, path.stem, labelled, tuple(key for _, key, _ in settings))
 
 
 def run_name(path: Path, settings: Sequence[tuple[str, str]]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedsim.errors import ConfigError, RunsFailedError
 from fedsim.report.comparison import Comparison
 from fedsim.report.comparison_folder import write_comparison
+from fedsim.report.labels import Arm
 from fedsim.sweep.cells import expand, parse_variation
 from fedsim.sweep.jobs import (
     Job,
@@ -90,7 +91,7 @@ def sweep(
             folder of another run, an `out` that another process is writing into. All configs are
             read before the first is run.
     """
-    jobs = _jobs(sources, out, vary, overrides)
+    jobs, arms = _jobs(sources, out, vary, overrides)
     entries = [job for job in jobs if isinstance(job, Job)]
     with sole_writer(out):
         outcomes = carry_out(entries, out, runner)
@@ -99,25 +100,28 @@ def sweep(
             for job in jobs
             if not isinstance(job, Job) or outcomes[job.name].has_report
         ]
-        comparison = write_comparison(run_dirs, out) if run_dirs else None
+        comparison = write_comparison(run_dirs, out, arms) if run_dirs else None
     return Sweep(comparison, tuple(outcomes[job.name] for job in entries))
 
 
 def _jobs(
     sources: Sequence[Path], out: Path, vary: Sequence[str], overrides: Sequence[str]
-) -> list[Job | Path]:
-    """Return the runs to be done and the folders to be read, everything checked."""
+) -> tuple[list[Job | Path], dict[Path, Arm]]:
+    """Return the runs to be done and the folders to be read, all checked, and the runs' arms."""
     if not sources:
         raise ConfigError("compare: name at least one config or run folder")
     variations = [parse_variation(text) for text in vary]
     if (vary or overrides) and all(source.is_dir() for source in sources):
         raise ConfigError("compare: --vary and --set are for configs, and all sources are folders")
     jobs: list[Job | Path] = []
+    arms: dict[Path, Arm] = {}
     for source in sources:
         if source.is_dir():
             jobs.append(source)
         else:
-            cells = expand(source, variations, overrides)
-            jobs += [Job(cell.name, cell.config, (out / cell.name).resolve()) for cell in cells]
+            for cell in expand(source, variations, overrides):
+                job = Job(cell.name, cell.config, (out / cell.name).resolve())
+                arms[job.out] = (cell.source, dict(cell.settings))
+                jobs.append(job)
     check_folders(jobs, out)
-    return jobs
+    return jobs, arms

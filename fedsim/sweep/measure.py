@@ -14,6 +14,7 @@ from fedsim.report.comparison import (
     DIFFERENT_TEXT,
     comparison_notes,
 )
+from fedsim.report.differences import differences
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.wording import TOGETHER
@@ -109,10 +110,10 @@ def measure(
     if jobs and not ended:
         job = jobs[0].name
         raise ConfigError(f"{job}: {outcomes[job].reason} (no run could begin)")
+    lines = [_line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)]
     return GridResult(
-        lines=tuple(
-            _line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)
-        ),
+        lines=tuple(lines),
+        differences=differences(lines),
         seeds=tuple(sorted({job.config.seed for job in jobs})),
         tuning=tuning,
         notes=tuple(_notes(cells, jobs, outcomes, tuned=tuning is not None)),

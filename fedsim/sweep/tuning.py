@@ -13,7 +13,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError
 from fedsim.report.grid_result import Tuning
 from fedsim.report.schema import RunReport, load_report
-from fedsim.sweep.cells import Cell, Variation, labels_of, run_name
+from fedsim.sweep.cells import Cell, Variation, labels_of, run_name, unread_keys
 from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out
 
 log = logging.getLogger("fedsim")
@@ -42,9 +42,13 @@ class Chosen:
 def trials(cell: Cell, keys: Sequence[Variation], out: Path) -> dict[tuple[str, ...], Job]:
     """Return a job for each combination of values, at the tuning seed.
 
+    Keys that the cell's strategy does not read are left out.
+
     Raises:
         ConfigError: a setting that the config does not take.
     """
+    if not (keys := _read_keys(cell, keys)):
+        return {}
     labels = labels_of(keys)
     jobs = {}
     for values in product(*(key.values for key in keys)):
@@ -78,6 +82,9 @@ def tune(
     labels = labels_of(keys)
     chosen, tried = [], {}
     for cell in cells:
+        if not jobs[cell.name]:
+            chosen.append(Chosen(cell, {}))
+            continue
         losses = {
             values: _loss(reports.get(job.name), outcomes[job.name])
             for values, job in jobs[cell.name].items()
@@ -86,8 +93,9 @@ def tune(
         finite = {values: loss for values, loss in losses.items() if math.isfinite(loss)}
         if finite:
             best = min(finite, key=lambda values: losses[values])
-            tuned = replace(cell, config=with_settings(cell.config, _overrides(keys, best)))
-            chosen.append(Chosen(tuned, dict(zip(labels, best, strict=True))))
+            read = _read_keys(cell, keys)
+            tuned = replace(cell, config=with_settings(cell.config, _overrides(read, best)))
+            chosen.append(Chosen(tuned, dict(zip(labels_of(read), best, strict=True))))
         else:
             ends = {outcomes[job.name].reason or "diverged" for job in jobs[cell.name].values()}
             failure = f"no trial gave a finite loss: {'; '.join(sorted(ends))}"
@@ -102,6 +110,11 @@ def tune(
         tried=tried,
         statement=_statement(labels, len(outcomes), cells),
     )
+
+
+def _read_keys(cell: Cell, keys: Sequence[Variation]) -> list[Variation]:
+    unread = unread_keys(cell, [key.key for key in keys])
+    return [key for key in keys if key.key not in unread]
 
 
 def _overrides(keys: Sequence[Variation], values: Sequence[str]) -> list[str]:

@@ -41,7 +41,9 @@ FILES = {
     "suboptimality.csv",
     "recommendations.csv",
     "measurement.json",
-    *(f"comparison.{form}" for form in ("csv", "html", "json", "md", *FORMS)),
+    *(f"comparison.{form}" for form in ("csv", "html", "json", "md", "tex", *FORMS)),
+    "comparison-caption.tex",
+    "comparison-differences.tex",
     "runs",
     LOCK,
 }

@@ -13,8 +13,9 @@ import pytest
 
 from fedsim.cli.compare import _measure
 from fedsim.report.drawing import FORMS
-from fedsim.report.grid_result import GridResult
+from fedsim.report.grid_result import GridResult, line_labels
 from fedsim.report.schema import load_report
+from fedsim.report.wording import TIES
 from fedsim.sweep.cells import expand
 from fedsim.sweep.jobs import Job, Outcomes, attempt
 from fedsim.sweep.measure import OWN_TEXT, measure
@@ -81,11 +82,54 @@ def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
 
 def test_the_folder_has_a_picture_and_a_page_of_every_line(measured: Path) -> None:
     names = {path.name for path in measured.glob("comparison.*")}
-    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", *FORMS)}
+    assert names == {f"comparison.{kind}" for kind in ("csv", "html", "json", "md", "tex", *FORMS)}
     page = (measured / "comparison.html").read_text(encoding="utf-8")
+    assert all(f">{label}<" in page for label in line_labels(read(measured).lines).values())
     for line in read(measured).lines:
         assert line.loss is not None
-        assert line.name in page and f">{line.loss.mean:.4f} ± " in page
+        assert f">{line.loss.mean:.4f} ± " in page
+
+
+def test_arms_of_equal_seeds_are_paired(measured: Path) -> None:
+    """The difference of every two lines with one setting apart, over the seeds' own losses."""
+    result = read(measured)
+    pairs = {(pair.first, pair.second): pair for pair in result.differences}
+    budgets = ("budget=6", "budget=12")
+    assert list(pairs) == [
+        *((f"uls,{budget}", f"els,{budget}") for budget in budgets),
+        *((f"{name},{budgets[0]}", f"{name},{budgets[1]}") for name in ("uls", "els")),
+    ]
+    for (first, second), pair in pairs.items():
+        gaps = [
+            load_report(measured / f"{first},seed={seed}").utility.final.loss
+            - load_report(measured / f"{second},seed={seed}").utility.final.loss
+            for seed in (0, 1)
+        ]
+        assert pair.loss.mean == pytest.approx(sum(gaps) / 2)
+        # By hand: t at 97.5 % with one degree of freedom, times half the distance of two values.
+        assert pair.loss.high - pair.loss.mean == pytest.approx(
+            12.7062 * abs(gaps[0] - gaps[1]) / 2
+        )
+    shown = (measured / "comparison.md").read_text(encoding="utf-8")
+    table = (measured / "comparison-differences.tex").read_text(encoding="utf-8")
+    assert "| uls vs els (budget = 6) | " in shown and TIES in shown
+    assert "uls vs els (budget = 6) & " in table
+
+
+def test_non_private_is_trained_once_and_has_no_epsilon_in_its_label(
+    configs: Path, tmp_path: Path
+) -> None:
+    grid = ("--vary", "strategy.name=uls,non-private", "--vary", "privacy.noise_multiplier=1,2")
+    done = fedsim_ok("compare", configs / "uls.toml", *grid, "--seeds", "1", "--out", tmp_path)
+    names = [f"uls,name=uls,noise_multiplier={sigma}" for sigma in (1, 2)]
+    assert [line.name for line in read(tmp_path).lines] == [*names, "uls,name=non-private"]
+    assert len([*tmp_path.glob("*/report.json")]) == 3
+    shown = " ".join(done.stdout.split())
+    assert "uls, noise_multiplier = 1 vs non-private" in shown
+    assert "One seed gives no interval" in shown
+    caption = (tmp_path / "comparison-caption.tex").read_text(encoding="utf-8")
+    for terms in ("at $\\delta$ = ", "accountant: pld; simulated", "non-private: no privacy guar"):
+        assert terms in caption
 
 
 def test_what_was_cut_off_is_taken_up_and_nothing_else(configs: Path, measured: Path) -> None:

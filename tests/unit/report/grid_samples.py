@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedsim.report.grid_result import CellResult, GridResult, Tuning, interval
+from fedsim.report.differences import differences
+from fedsim.report.grid_result import CellResult, GridResult, Tuning
+from fedsim.report.intervals import interval
 from tests.unit.report.report_samples import non_private, privacy
 
 EPSILONS, BUDGETS = ("1", "4", "16"), ("32", "128")
@@ -22,7 +24,12 @@ def line(
     """Return a line of seeds 0, 1, …; without losses, of runs of which none ended."""
     name = ",".join([source, *(f"{key}={value}" for key, value in settings.items())])
     bare = CellResult(
-        name=name, source=source, strategy="uls", settings=settings, chosen={}, failures=failures
+        name=name,
+        source=source,
+        strategy="uls" if promised else "non-private",
+        settings=settings,
+        chosen={},
+        failures=failures,
     )
     if not losses:
         return bare
@@ -40,7 +47,7 @@ def line(
             "loss": interval(good),
             "accuracy": interval([0.5 - loss / 10 for loss in good]),
             "start": 3.3,
-            "num_averaged": len(good),
+            "averaged": tuple(seed for seed, loss in enumerate(losses) if math.isfinite(loss)),
             "num_diverged": len(losses) - len(good),
             "seconds": 12.5,
         }
@@ -85,4 +92,10 @@ def grid() -> GridResult:
         tried={one.name: {"0.1": 3.0, "1": math.nan} for one in lines},
         statement="learning_rate chosen for each line by held-out loss.",
     )
-    return GridResult(lines=tuple(lines), seeds=(0, 1, 2), tuning=tuning, notes=("Together.",))
+    return GridResult(
+        lines=tuple(lines),
+        seeds=(0, 1, 2),
+        differences=differences(lines),
+        tuning=tuning,
+        notes=("Together.",),
+    )

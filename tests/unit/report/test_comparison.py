@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import (
@@ -202,8 +204,9 @@ def test_the_folder_holds_every_form_and_equal_titles_take_their_folders(
         comparison = write_comparison(runs, out)
     assert [run.label for run in comparison.runs] == ["a/winner", "b/winner"]
     assert "replaces an earlier comparison" in caplog.text
-    forms = sorted(("csv", "html", "json", "md", *FORMS))
-    assert sorted(path.name for path in out.iterdir()) == [f"comparison.{form}" for form in forms]
+    forms = ("csv", "html", "json", "md", "tex", *FORMS)
+    names = {"comparison-caption.tex", *(f"comparison.{form}" for form in forms)}
+    assert {path.name for path in out.iterdir()} == names
     assert json.loads((out / "comparison.json").read_text())["runs"][0]["label"] == "a/winner"
 
 
@@ -212,3 +215,76 @@ def test_a_broken_run_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
         write_comparison([good, tmp_path / "bad"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_a_grid_are_labelled_by_what_differs(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, report(name), metrics()) for name in ("x", "y", "old")]
+    arms = {
+        run: ("base", {"name": "uls", "epsilon": epsilon})
+        for run, epsilon in zip(runs, ("2", "8"), strict=False)
+    }
+    comparison = write_comparison(runs, tmp_path / "out", arms)
+    labels = ["base, uls, ε = 2", "base, uls, ε = 8", "old"]
+    assert [run.label for run in comparison.runs] == labels
+    _, perplexity = comparison_chart(comparison).rows[0]
+    assert perplexity.rows == [
+        *(f"{label} · 11.0" for label in labels[:2]),
+        "old · 11.0 · ε = 8.00",
+    ]
+
+
+def test_a_private_run_with_a_smaller_loss_than_non_private_is_said() -> None:
+    plain = ("plain", report(name="non-private", promise=non_private(), final=scores(2.5)), ())
+    (note,) = compare([("uls", report(), ()), plain]).notes
+    assert note.startswith("Better than non-private: uls. ")
+    assert not compare([("uls", report(final=scores(2.6)), ()), plain]).notes
+
+
+def test_a_paper_has_a_tabular_and_one_caption_with_the_terms_of_every_epsilon(
+    tmp_path: Path,
+) -> None:
+    """No LaTeX runs here: its structure, and that nothing of a name is a command."""
+    names = ("[red]*a & b_c", HOSTILE)
+    runs = [
+        write_run(tmp_path / str(number), report(name), metrics())
+        for number, name in enumerate(names)
+    ]
+    out = tmp_path / "out"
+    write_comparison(runs, out)
+    table = (out / "comparison.tex").read_text(encoding="utf-8")
+    begin, top, head, middle, *rows, bottom, end = table.splitlines()
+    assert (begin, end) == (r"\begin{tabular}{llrrrrrrlrr}", r"\end{tabular}")
+    assert (top, middle, bottom) == (r"\toprule", r"\midrule", r"\bottomrule")
+    assert head.startswith(r"run & strategy & held-out loss & perplexity")
+    assert r" & $\varepsilon$ & $\delta$ & $\sigma$ (noise multiplier) & " in head
+    assert len(rows) == 3
+    assert rows[1].startswith(
+        r"{[}red]{*}a \& b\_c & uls & 2.400 & 11.02 & 31.0 \% & 8.00 & 1e-5 &"
+    )
+    hostile = (
+        r"a\textbar{}b \$\textbackslash{}frac\{x \textless{}script\textgreater{}{[}red] ` & uls"
+    )
+    assert rows[2].startswith(hostile)
+    for row in (head, *rows):
+        assert len(re.findall(r"(?<!\\)&", row)) == 10 and row.endswith(r" \\")
+    caption = (out / "comparison-caption.tex").read_text(encoding="utf-8")
+    terms = (
+        r"$\varepsilon$ at $\delta$ = 1e-5; unit: user; neighbouring relation: add or remove one "
+        "user; sampler: Poisson over users; accountant: pld; simulated: the draws follow from a "
+        "seed."
+    )
+    assert caption.count(terms) == 2
+    for text in (table, caption):
+        assert not set(text) & set("εδσ±−≤≥∞…")
+        assert not re.findall(r"(?<!\\)[%#]", text)
+
+
+def test_a_picture_for_a_paper_has_no_notes(tmp_path: Path) -> None:
+    """Its caption file has them; the PNG, which goes alone, has them below it."""
+    write_comparison([write_run(tmp_path / "run", report(), metrics())], tmp_path)
+    svg = (tmp_path / "comparison.svg").read_text(encoding="utf-8")
+    assert "Held-out loss" in svg and "accountant" not in svg
+    noted = comparison_chart(compare([("uls", report(), metrics())]))
+    pngs = ((tmp_path / "comparison.png").read_bytes(), draw(noted), draw(noted._replace(notes=())))
+    written, with_notes, without = (Image.open(io.BytesIO(png)).size[1] for png in pngs)
+    assert written == with_notes > without

@@ -7,22 +7,21 @@ import math
 import numpy as np
 import pytest
 
+from fedsim.report.differences import differences
 from fedsim.report.figures import Panel
 from fedsim.report.grid_page import grid_chart, grid_panels, promises, render_grid
 from fedsim.report.grid_result import (
     CellResult,
     GridResult,
-    Interval,
     Tuning,
     captions,
     cells,
     grid_table,
-    interval,
     interval_note,
-    terminal_table,
     terms,
     with_reports,
 )
+from fedsim.report.intervals import Interval, interval
 from tests.unit.report.grid_samples import BUDGETS, EPSILONS, grid, line
 from tests.unit.report.report_samples import printed, privacy, report, scores
 
@@ -30,7 +29,7 @@ TERMS = "unit: user; neighbouring relation: add or remove one user; sampler: Poi
 
 
 def of(*lines: CellResult) -> GridResult:
-    return GridResult(lines=lines, seeds=(0, 1, 2))
+    return GridResult(lines=lines, seeds=(0, 1, 2), differences=differences(lines))
 
 
 def panels(result: GridResult) -> list[Panel]:
@@ -82,10 +81,11 @@ def test_the_table_has_diverged_failed_and_stopped_runs_and_the_cost_of_tuning()
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_seed_without_a_finite_epsilon_leaves_none_to_the_line(place: int) -> None:
     """As of a run that was killed, and charged again for the rounds it did again."""
+    bare = line(losses=())
     reports = [report(promise=privacy(epsilon=value)) for value in (2.0, 3.0)]
-    assert with_reports(line(losses=()), reports).epsilon == 3.0
+    assert with_reports(bare.model_copy(update={"seeds": (0, 1)}), reports).epsilon == 3.0
     reports.insert(place, report(promise=privacy(epsilon=None)))
-    found = with_reports(line(losses=()), reports)
+    found = with_reports(bare.model_copy(update={"seeds": (0, 1, 2)}), reports)
     assert found.epsilon is None
     assert "none" in cells(found)
 
@@ -112,8 +112,9 @@ def test_a_run_that_stopped_early_is_in_no_mean() -> None:
     whole = report(final=scores(2.4, 0.3))
     cost = whole.cost.model_copy(update={"planned_rounds": whole.cost.rounds + 1})
     early = report(final=scores(9.0, 0.1)).model_copy(update={"cost": cost})
-    bare = line(losses=()).model_copy(update={"stopped": ("a,seed=1: the budget ended",)})
-    found = with_reports(bare, [whole, early, whole])
+    stopped = {"stopped": ("a,seed=1: the budget ended",), "seeds": (0, 1, 2)}
+    found = with_reports(line(losses=()).model_copy(update=stopped), [whole, early, whole])
+    assert found.counted_losses == {0: 2.4, 2: 2.4}
     assert found.losses == (2.4, 9.0, 2.4)
     assert found.loss == Interval(mean=2.4, low=2.4, high=2.4)
     assert cells(found)[4:6] == ["3, 1 stopped early", "2.4000 ± 0.0000"]
@@ -126,20 +127,13 @@ def test_terms_are_named_as_the_rows_are() -> None:
     one, other = (line("mine", name=name, budget="64") for name in ("uls", "els"))
     other = other.model_copy(update={"privacy": privacy(unit="owner")})
     result = of(one, other)
-    assert terms(result.lines) == [
-        f"mine,name=uls,budget=64: {one.terms}",
-        f"mine,name=els,budget=64: {other.terms}",
-    ]
-    assert [promise.label for promise in promises(result)] == [one.name, other.name]
-    assert terminal_table(result).notes[2] == f"name=els: {other.terms}"
-    assert f"mine,name=els,budget=64: {other.terms}. " in panels(result)[0].caption
+    assert terms(result.lines) == [f"uls: {one.terms}", f"els: {other.terms}"]
+    assert [promise.label for promise in promises(result)] == ["uls", "els"]
+    assert f"els: {other.terms}. " in panels(result)[0].caption
     lines = tuple(line("mine", epsilon=value, budget="64") for value in ("1", "4"))
-    assert terms(lines) == [f"mine,budget=64: {one.terms}"]
+    assert terms(lines) == [f"mine: {one.terms}"]
     mixed = (*lines, one, other)
-    assert [text.partition(": ")[0] for text in terms(mixed)] == [
-        "; ".join(each.name for each in mixed[:3]),
-        other.name,
-    ]
+    assert [text.partition(": ")[0] for text in terms(mixed)] == ["ε = 1; ε = 4; uls", "els"]
 
 
 def test_json_reads_back_and_csv_has_every_line() -> None:
@@ -151,11 +145,12 @@ def test_json_reads_back_and_csv_has_every_line() -> None:
 
 def test_a_terminal_has_the_common_part_of_the_names_once() -> None:
     lines = [line("chat", name=name, budget="24") for name in ("uls", "els", "non-private")]
-    shown = printed(terminal_table(of(*lines)), 80)
-    assert "Every line: chat, budget=24." in shown
-    for name in ("name=uls", "name=els", "name=non-private"):
+    shown = printed(grid_table(of(*lines)), 80)
+    assert "Every line: chat, budget = 24." in shown
+    for name in ("uls", "els", "non-private"):
         assert any(part.strip().startswith(f"{name} ") for part in shown.splitlines())
-    assert terminal_table(of(lines[0])).rows[0][0] == "chat,name=uls,budget=24"
+    alone = grid_table(of(lines[0]))
+    assert alone.rows[0][0] == "chat" and alone.notes[0] == "Every line: chat, uls, budget = 24."
 
 
 def test_panels_are_over_what_varies_one_for_each_value_of_the_other() -> None:
@@ -171,7 +166,7 @@ def test_panels_are_over_what_varies_one_for_each_value_of_the_other() -> None:
     assert rows.rows == ["a, ε = 8.00", "b, ε = 8.00"]
     several = [line("a", epsilon=e, group_size=k) for e in ("1", "4") for k in ("2", "8")]
     (panel,) = panels(of(*several))
-    assert [series.name for series in panel.series] == ["a, group_size = 2", "a, group_size = 8"]
+    assert [series.name for series in panel.series] == ["group_size = 2", "group_size = 8"]
 
 
 def test_every_finite_result_is_drawn_with_its_interval_and_every_other_is_noted() -> None:
@@ -182,9 +177,9 @@ def test_every_finite_result_is_drawn_with_its_interval_and_every_other_is_noted
             assert (one.budget, one.loss.mean, one.loss.low, one.loss.high) in drawn
     lost = [note for note in grid_chart(grid()).notes if note.endswith("; no mean has them.")]
     assert [note.partition(";")[0] for note in lost] == [
-        "uls,epsilon=1,budget=32: 1 failed",
-        "uls,epsilon=16,budget=128: 1 diverged",
-        "els,epsilon=1,budget=32: 3 diverged",
+        "uls, ε = 1, budget = 32: 1 failed",
+        "uls, ε = 16, budget = 128: 1 diverged",
+        "els, ε = 1, budget = 32: 3 diverged",
     ]
     failed = "uls,epsilon=1,budget=32: no trial gave a finite loss: diverged"
     assert f"Failed: {failed}" in render_grid(grid())

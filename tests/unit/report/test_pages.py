@@ -12,6 +12,7 @@ import pytest
 
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare, render_comparison
+from fedsim.report.differences import differences
 from fedsim.report.grid_page import render_grid
 from fedsim.report.grid_result import CellResult
 from fedsim.report.html import MOST, render_run, write_reports
@@ -43,7 +44,7 @@ def both(label: str, run: RunReport) -> str:
 
 
 def lines(*of: CellResult) -> str:
-    return render_grid(grid().model_copy(update={"lines": of}))
+    return render_grid(grid().model_copy(update={"lines": of, "differences": differences(of)}))
 
 
 PAGES: dict[str, Callable[[], str]] = {

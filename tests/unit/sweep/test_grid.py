@@ -15,6 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.sweep.cells import Variation, expand, parse_variation, run_name
 from fedsim.sweep.compare import sweep
 from fedsim.sweep.jobs import Job, Outcome, Outcomes
+from fedsim.sweep.tuning import trials
 from tests.helpers.commands import write_config
 
 
@@ -91,6 +92,35 @@ def test_another_strategy_leaves_the_size_of_the_files_strategy_out(config: Path
     assert sizes == [(6.0, None), (None, None), (6.0, None)]
     with pytest.raises(ConfigError, match=r"strategy\.cohort_size"):
         expand(config, [parse_variation("strategy.name=els")], ["strategy.cohort_size=6"])
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        "privacy.noise_multiplier=1,2",
+        "privacy.delta=1e-3,1e-4",
+        "strategy.clip.l2_clip_norm=0.5,1",
+        "strategy.estimator={},{}",
+    ],
+)
+def test_non_private_is_trained_once_for_all_values_that_it_does_not_read(
+    config: Path, unread: str
+) -> None:
+    """And to the same bits whichever they are: the run is found again in a grid of others."""
+    rates = parse_variation("server.learning_rate=0.1,0.2")
+    grid = [parse_variation("strategy.name=uls,non-private"), parse_variation(unread), rates]
+    cells = expand(config, grid)
+    plain = [cell for cell in cells if cell.config.strategy.name == "non-private"]
+    assert len(cells) == 4 + 2
+    assert [cell.name for cell in plain] == [
+        f"uls,name=non-private,learning_rate={rate}" for rate in ("0.1", "0.2")
+    ]
+    grid[1] = parse_variation(unread.partition(",")[0])
+    assert [cell for cell in expand(config, grid) if cell in cells][1:] == [cells[1], *plain]
+    tuned = [parse_variation("strategy.clip.l2_clip_norm=1,2", "--tune"), rates]
+    assert [*trials(plain[0], tuned, config.parent)] == [("0.1",), ("0.2",)]
+    assert len(trials(cells[0], tuned, config.parent)) == 4
+    assert not trials(plain[0], tuned[:1], config.parent)
 
 
 def test_keys_that_end_alike_are_named_in_full(config: Path) -> None:

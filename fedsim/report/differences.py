@@ -54,9 +54,9 @@ def _pair_text(first: tuple[str, ...], second: tuple[str, ...]) -> str:
 
 def _numbers(pair: Difference) -> list[str]:
     several = len(pair.seeds) > 1
-    half = f" ± {pair.loss.high - pair.loss.mean:.4f}{' *' if pair.clear else ''}"
+    mean = f"{'* ' if pair.clear else ''}{pair.loss.mean:+.4f}".replace("-", "−")
     return [
-        f"{pair.loss.mean:+.4f}{half if several else ''}".replace("-", "−"),
+        f"{mean} ± {pair.loss.high - pair.loss.mean:.4f}" if several else mean,
         f"± {pair.unpaired:.4f}" if several else NOTHING,
         f"{len(pair.seeds)}",
     ]

@@ -24,7 +24,7 @@ _LATEX = str.maketrans(
         **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
         **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
         **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$", "±": r"$\pm$", "−": "$-$"},
-        **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "–": "--", "…": r"\ldots{}"},
+        **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "–": r"\textendash{}", "…": r"\ldots{}"},
     }
 )
 UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
@@ -136,7 +136,7 @@ def escape_latex(text: str) -> str:
     r"""Return a text on one line that LaTeX sets as it stands.
 
     Examples:
-        >>> print(escape_latex("a_b at ε = 2, 50 %"))
-        a\_b at $\varepsilon$ = 2, 50 \%
+        >>> print(escape_latex("--tune a_b at ε = 2, 50 %"))
+        -{}-tune a\_b at $\varepsilon$ = 2, 50 \%
     """
-    return " ".join(text.split()).translate(_LATEX)
+    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # no dash

@@ -26,7 +26,8 @@ from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.materials import load_materials
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
 from fedsim.report.comparison_folder import write_grid
-from fedsim.report.grid_result import CellResult, GridResult, interval
+from fedsim.report.grid_result import CellResult, GridResult
+from fedsim.report.intervals import difference
 from fedsim.sweep.cells import Cell, parse_variation
 from fedsim.utils.terminal import status_when_slow
 
@@ -63,8 +64,8 @@ class Recommendation(NamedTuple):
         epsilon: of the promise, as typed.
         budget: gradients a round, as typed.
         recommended: strategy.
-        better: the strategy with the smaller mean loss; "" where a run has none.
-        gap: loss of ULS minus loss of ELS, the mean over seeds; None where a run has no loss.
+        better: the strategy with the smaller mean loss; "" without a common seed.
+        gap: loss of ULS minus loss of ELS, the mean over seeds; None without a common one.
         gap_low: of its 95 % interval over seeds, which is a point for one seed.
         gap_high: likewise.
         group_size: of ULS.
@@ -85,11 +86,9 @@ class Recommendation(NamedTuple):
 
 
 def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
-    """Return the recommendation beside two lines whose seeds are the same."""
-    lost = [line.num_diverged or line.stopped for line in (uls, els)]
-    complete = uls.seeds == els.seeds and not any(lost)
-    gaps = [a - b for a, b in zip(uls.losses, els.losses, strict=True)] if complete else []
-    gap, size = interval(gaps), comparison.uls.noise.group_size
+    """Return the recommendation beside two lines; their gap is over common seeds."""
+    pair = difference(uls.name, els.name, uls.counted_losses, els.counted_losses)
+    gap, size = pair and pair.loss, comparison.uls.noise.group_size
     diversity = comparison.norms(1) / comparison.norms(size)
     advice = comparison.recommendation
     return Recommendation(

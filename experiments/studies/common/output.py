@@ -95,7 +95,7 @@ class Result:
     figure: Figure
     notes: Sequence[str] = ()
     more: Mapping[str, Records] = field(default_factory=dict)
-    further: Mapping[str, Table] = field(default_factory=dict)
+    further: Mapping[str, tables.Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

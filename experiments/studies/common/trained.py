@@ -17,7 +17,8 @@ from fedsim.errors import RunsFailedError
 from fedsim.experiments.studies.common.output import Records, Result, Study, Table
 from fedsim.planner.variants import changed
 from fedsim.registry import names
-from fedsim.report.grid_result import HEADS, GridResult, captions, cells, records
+from fedsim.report.differences import differences_table
+from fedsim.report.grid_result import HEADS, GridResult, captions, grid_table, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
@@ -85,7 +86,7 @@ class Trained:
             runner=one_after_another if quick else _side_by_side(),
         )
         write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
-        tuning = measurement.tuning
+        tuning, pairs = measurement.tuning, differences_table(measurement)
         settings = [
             *captions(measurement),
             f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
@@ -94,11 +95,12 @@ class Trained:
         ]
         return Result(
             settings=settings,
-            table=Table(HEADS, [cells(line) for line in measurement.lines]),
+            table=Table(HEADS, grid_table(measurement).rows),
             records=records(measurement),
             figure=self.draw(measurement),
             notes=self.notes(measurement),
             more=self.more(measurement),
+            further={} if pairs is None else {"Differences": pairs},
         )
 
 

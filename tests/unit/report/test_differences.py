@@ -138,7 +138,7 @@ def test_a_difference_that_leaves_zero_out_is_marked_and_pairing_is_seen_to_gain
         line(n, losses=losses) for n, losses in zip("abc", _shifted(0.0, 0.01, 0.0), strict=True)
     ]
     rows = {row[0]: row[1:] for row in table(*arms).rows}
-    assert rows["a vs b"] == ["−0.0100 ± 0.0025 *", "± 0.2261", "3"]
+    assert rows["a vs b"] == ["* −0.0100 ± 0.0025", "± 0.2261", "3"]
     assert rows["a vs c"] == ["+0.0000 ± 0.0025", "± 0.2261", "3"]
     notes = " ".join(table(*arms).notes)
     assert "*: the paired interval leaves zero out" in notes and TIES in notes

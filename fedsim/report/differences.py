@@ -8,7 +8,7 @@ from itertools import combinations
 from fedsim.report.grid_result import CellResult, GridResult, line_parts
 from fedsim.report.intervals import Difference, difference
 from fedsim.report.tables import Table
-from fedsim.report.wording import NOTHING, TIES
+from fedsim.report.wording import NOTHING
 
 FEW = 20  # rows for a terminal
 HEADS = ("arms", "difference in loss", "unpaired", "seeds")
@@ -76,6 +76,4 @@ def _notes(result: GridResult) -> list[str]:
         )
     else:
         notes.append("One seed gives no interval; --seeds 3 gives paired ones.")
-    if not any(line.privacy and line.privacy.noise == "secure" for line in result.lines):
-        notes.append(TIES)
     return notes

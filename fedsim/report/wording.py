@@ -19,8 +19,8 @@ TOGETHER = (
     "has seen more than one ε pays for."
 )
 TIES = (
-    "Seeded runs of one seed share start, split and the noise's standard normals and, where the "
-    "sampler is the same, cohorts."
+    "Seeded runs with equal seeds share start, split and noise, and with the same sampler also "
+    "cohorts."
 )
 NOT_COVERED = "computed on private text, not protected by the privacy guarantee"
 NO_GUARANTEE = "No privacy guarantee"

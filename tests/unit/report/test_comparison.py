@@ -25,7 +25,7 @@ from fedsim.report.comparison import (
 from fedsim.report.comparison_folder import write_comparison
 from fedsim.report.drawing import FORMS, draw
 from fedsim.report.schema import Utility
-from fedsim.report.wording import outcome_text
+from fedsim.report.wording import TIES, outcome_text
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -235,7 +235,9 @@ def test_runs_of_a_grid_are_labelled_by_what_differs(tmp_path: Path) -> None:
 
 def test_a_private_run_with_a_smaller_loss_than_non_private_is_said() -> None:
     plain = ("plain", report(name="non-private", promise=non_private(), final=scores(2.5)), ())
-    (note,) = compare([("uls", report(), ()), plain]).notes
+    comparison = compare([("uls", report(), ()), plain])
+    assert TIES in comparison_table(comparison).notes
+    (note,) = comparison.notes
     assert note.startswith("Better than non-private: uls. ")
     assert not compare([("uls", report(final=scores(2.6)), ()), plain]).notes
 

@@ -88,7 +88,8 @@ class Recommendation(NamedTuple):
 def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
     """Return the recommendation beside two lines; their gap is over common seeds."""
     pair = difference(uls.name, els.name, uls.counted_losses, els.counted_losses)
-    gap, size = pair and pair.loss, comparison.uls.noise.group_size
+    gap = None if pair is None else pair.loss
+    size = comparison.uls.noise.group_size
     diversity = comparison.norms(1) / comparison.norms(size)
     advice = comparison.recommendation
     return Recommendation(

@@ -30,7 +30,7 @@ from fedsim.experiments.studies.common.output import (
     study_of_runs,
 )
 from fedsim.experiments.studies.common.runs import trained_once
-from fedsim.report.grid_result import interval
+from fedsim.report.intervals import interval
 from fedsim.report.schema import RunReport, load_report
 from fedsim.report.style import colour
 from fedsim.report.wording import terms_text

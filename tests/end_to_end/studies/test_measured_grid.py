@@ -127,7 +127,8 @@ def test_non_private_is_trained_once_and_has_no_epsilon_in_its_label(
     assert "uls, noise_multiplier = 1 vs non-private" in shown
     assert "One seed gives no interval" in shown
     caption = (tmp_path / "comparison-caption.tex").read_text(encoding="utf-8")
-    for terms in ("at $\\delta$ = ", "accountant: pld; simulated", "non-private: no privacy guar"):
+    simulated = r"uls: simulated $\varepsilon$ at $\delta$ = "
+    for terms in (simulated, "accountant: pld", "non-private: no privacy guarantee"):
         assert terms in caption
 
 

@@ -271,9 +271,8 @@ def test_a_paper_has_a_tabular_and_one_caption_with_the_terms_of_every_epsilon(
         assert len(re.findall(r"(?<!\\)&", row)) == 10 and row.endswith(r" \\")
     caption = (out / "comparison-caption.tex").read_text(encoding="utf-8")
     terms = (
-        r"$\varepsilon$ at $\delta$ = 1e-5; unit: user; neighbouring relation: add or remove one "
-        "user; sampler: Poisson over users; accountant: pld; simulated: the draws follow from a "
-        "seed."
+        r"simulated $\varepsilon$ at $\delta$ = 1e-5; unit: user; neighbouring relation: add or "
+        "remove one user; sampler: Poisson over users; accountant: pld; "
     )
     assert caption.count(terms) == 2
     for text in (table, caption):

@@ -112,7 +112,12 @@ def test_overhead(tmp_path: Path) -> None:
         assert sum(of.values()) == pytest.approx(total)
         for part in ("forward_backward", "noise", "server_step", "accounting"):
             assert of[part] > 0.0
-    for term in ("ε = 8, δ = 0.001", "one user", "Poisson sampling of users", "mixture accountant"):
+    for term in (
+        "ε = 8, simulated: δ = 0.001",
+        "one user",
+        "Poisson sampling of users",
+        "mixture accountant",
+    ):
         assert term in page
     for setting in ("thread(s) of torch", "python 3", "Measured on"):
         assert setting in page

@@ -96,13 +96,13 @@ def test_training_does_not_feel_the_average() -> None:
 
 @dataclass(frozen=True)
 class Told(ServerOptimizer):
-    """Keeps what it is told of the noise beside what the release shows, of zero updates."""
+    """Keeps round and noise as it is told, beside what the release of zero updates shows."""
 
-    seen: list[tuple[float, float]] = field(default_factory=list)
+    seen: list[tuple[int, float, float]] = field(default_factory=list)
 
     def step(self, parameters: Tensors, gradient: Any, state: Tensors, **told: Any) -> Any:  # noqa: ANN401
         flat = torch.cat([value.flatten() for value in gradient.values()])
-        self.seen.append((told["noise_stddev"], float(flat.std())))
+        self.seen.append((told["round"], told["noise_stddev"], float(flat.std())))
         return super().step(parameters, gradient, state, **told)
 
 
@@ -121,6 +121,7 @@ def test_the_step_is_told_the_deviation_of_the_noise_in_its_release(matrix: Nois
         entropy="seeded",
     )
     train(ServerState(0, LAYOUT), plan, ZeroUpdates(nobody=False), 8)
-    told, measured = np.array(optimizer.seen).T
+    rounds, told, measured = np.array(optimizer.seen).T
+    assert rounds.tolist() == list(range(8))
     assert measured == pytest.approx(told, rel=0.02)
     assert told.max() / told.min() > 1.5

@@ -8,6 +8,7 @@ same fields. A plan that cannot be kept is refused here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +32,7 @@ from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.seeding import Coins, Draws, Hashes
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
+from fedsim.tensors import Tensors, l2_norm
 
 __all__ = ["RoundPlan", "TaskSpec"]
 
@@ -291,6 +293,12 @@ class RoundPlan:
     def released_stddev(self, round: int) -> float:
         """Return the deviation of the noise in a round's release, earlier noise included."""
         return self.noise_stddev * self.matrix.round_error(round)
+
+    def over_noise(self, release: Tensors, round: int) -> float | None:
+        """Return the norm of a release over that of its noise, √(mean square); None without."""
+        entries = sum(value.numel() for value in release.values())
+        norm = self.released_stddev(round) * math.sqrt(entries)
+        return l2_norm(release) / norm if norm else None
 
     @cached_property
     def cost(self) -> RoundCost:

@@ -42,8 +42,10 @@ def run_round(
         num_units=total.num_units,
         num_gradients=total.num_gradients,
         num_non_finite=total.num_non_finite,
+        num_clipped=total.num_units - total.num_unclipped,
         train_loss=total.loss / total.num_units if total.num_units else None,
         estimate_norm=estimate_norm,
+        release_over_noise=plan.over_noise(release, state.round),
         clip_norm=plan.moving_clip_norm,
         released_share=next_clip.released_share,
     )

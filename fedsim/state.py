@@ -39,15 +39,18 @@ class ServerState:
 class RoundRecord:
     """What a round says for the log.
 
-    All of it is computed on private text and not protected, save the last two: they are a
+    All of it is computed on private text and not protected, save the last three: they are a
     function of noisy releases that the ledger was charged for.
 
     Attributes:
         num_units: the drawn cohort's size.
         num_gradients: per-example gradients computed.
         num_non_finite: units dropped to zero for a NaN or an infinity.
+        num_clipped: units that the clip made smaller.
         train_loss: mean over the drawn units of their mean loss; None for an empty cohort.
         estimate_norm: L2 norm of the estimate before noise.
+        release_over_noise: L2 norm of the release over that of its noise, which is public: 1 where
+            there is noise alone; None without noise.
         clip_norm: the norm up to which updates passed unclipped; None where it never changes.
         released_share: the noisy share of units within it; None where none is released.
     """
@@ -55,8 +58,10 @@ class RoundRecord:
     num_units: int
     num_gradients: int
     num_non_finite: int
+    num_clipped: int
     train_loss: float | None
     estimate_norm: float
+    release_over_noise: float | None = None
     clip_norm: float | None = None
     released_share: float | None = None
 
@@ -66,8 +71,10 @@ class RoundRecord:
             "units": self.num_units,
             "gradients": self.num_gradients,
             "non_finite": self.num_non_finite,
+            "clipped": self.num_clipped,
             "train_loss": self.train_loss,
             "estimate_norm": self.estimate_norm,
+            "release_over_noise": self.release_over_noise,
             "clip_norm": self.clip_norm,
             "released_share": self.released_share,
         }

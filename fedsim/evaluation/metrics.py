@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class Evaluation:
         user_loss: mean over users of each one's nats per predicted token.
         user_accuracy_top1: mean over users of each one's accuracy.
         users: users with a predicted token.
+        unit_loss: mean over units (users, or examples) of each one's mean over its examples of
+            their nats per predicted token: the mean that a cohort's training loss is.
     """
 
     loss: float
@@ -34,24 +37,43 @@ class Evaluation:
     user_loss: float
     user_accuracy_top1: float
     users: int
+    unit_loss: float
 
 
-NO_SCORES = Evaluation(math.nan, math.nan, math.nan, 0, math.nan, math.nan, 0)
+NO_SCORES = Evaluation(math.nan, math.nan, math.nan, 0, math.nan, math.nan, 0, math.nan)
 
 
 def evaluate(
-    model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices
+    model: LanguageModel,
+    parameters: Tensors,
+    store: TokenStore,
+    examples: Indices,
+    unit: Literal["user", "example"] = "user",
 ) -> Evaluation:
     """Score `parameters` on the given examples of the store; same input, same bits."""
-    return summary(score_examples(model, parameters, store, examples), owners(store, examples))
+    scores = score_examples(model, parameters, store, examples)
+    return summary(scores, owners(store, examples), unit)
 
 
-def summary(scores: ExampleScores, users: Indices) -> Evaluation:
-    """Return the means of example scores; `users` (examples,) says whose each example is."""
+def summary(
+    scores: ExampleScores, users: Indices, unit: Literal["user", "example"] = "user"
+) -> Evaluation:
+    """Return the means of example scores.
+
+    Args:
+        scores: of examples.
+        users: (examples,), whose each example is.
+        unit: what `unit_loss` is a mean over.
+    """
     count = int(scores.tokens.sum())
     if count == 0:
         return NO_SCORES
-    by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
+    places = np.unique(users, return_inverse=True)[1]
+    by_user = scores.summed_by(places)
+    by_example = scores.nats / scores.tokens.clip(min=1)  # without a token 0, as in training
+    by_unit = by_example
+    if unit == "user":
+        by_unit = np.bincount(places, by_example) / np.bincount(places)
     seen = by_user.tokens > 0
     loss = math.fsum(scores.nats) / count
     return Evaluation(
@@ -62,6 +84,7 @@ def summary(scores: ExampleScores, users: Indices) -> Evaluation:
         user_loss=float(by_user.mean_nats()[seen].mean()),
         user_accuracy_top1=float((by_user.correct[seen] / by_user.tokens[seen]).mean()),
         users=int(seen.sum()),
+        unit_loss=float(by_unit.mean()),
     )
 
 

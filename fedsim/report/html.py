@@ -66,7 +66,7 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
 
 
 def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privacy) -> list[Panel]:
-    """Return the panels of one run: held-out loss, ε, top-1 accuracy, cohort size, attackers.
+    """Return the panels of one run: losses, ε, accuracy, cohorts, signal over noise, attackers.
 
     Args:
         metrics: the lines of `metrics.jsonl`.
@@ -76,10 +76,12 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
     """
     scored = _evenly([(line.round, line.held_out) for line in metrics if line.held_out])
     trained = _evenly([(line.round, line.train_loss) for line in metrics if line.train_loss])
+    clipped = _evenly([(line.round, line.clipped) for line in metrics if line.clipped is not None])
+    ratios = [(line.round, line.release_over_noise) for line in metrics if line.release_over_noise]
     epsilons = _evenly([(line.round, line.epsilon) for line in metrics if is_finite(line.epsilon)])
     cohorts = _evenly([(line.round, line.units) for line in metrics if line.units is not None])
     losses = curve("held-out loss", [(at, scores.loss) for at, scores in scored], colour(0))
-    training = [curve("cohort's training loss", trained, width=0.7)] if trained else []
+    same_mean = [(at, scores.unit_loss) for at, scores in scored]
     shares = [(at, 100 * scores.accuracy_top1) for at, scores in scored]
     start = 100 * initial.accuracy_top1
     panels = [
@@ -87,9 +89,19 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
             "loss",
             "Held-out loss",
             UNCOVERED,
-            [*training, losses],
+            [losses],
             y=Axis("nats a token"),
             levels=start_levels([initial.loss]),
+        ),
+        Panel(
+            "training",
+            "Training loss beside held-out loss",
+            f"Both count every unit alike, and every example of a unit. {UNCOVERED}",
+            [
+                curve("cohort's training loss", trained, width=0.7),
+                curve("held-out loss, same mean", same_mean, colour(0)),
+            ],
+            y=Axis("nats a token"),
         ),
         Panel(
             "accuracy",
@@ -102,14 +114,28 @@ def run_panels(metrics: Sequence[RoundMetrics], initial: Scores, privacy: Privac
         Panel(
             "cohort",
             "Cohort size",
-            f"Units drawn a round. {UNCOVERED}",
-            [curve("cohort size", cohorts, colour(3), width=1.0)],
+            f"Units drawn a round, and how many of them the clip made smaller. {UNCOVERED}",
+            [
+                curve("drawn", cohorts, colour(3), width=1.0),
+                curve("clipped", clipped, colour(4), width=0.7),
+            ],
             y=Axis("units", from_zero=True),
         ),
     ]
     if epsilons and privacy.epsilon is not None:
         spent = [curve("ε spent", epsilons, colour(1))]
         panels.insert(1, epsilon_panel(f"{terms_text(privacy)}.", spent))
+    if ratios and privacy.noise != "none":
+        panels.append(
+            Panel(
+                "signal",
+                "Release over noise",
+                "Norm of a round's release over the norm of its noise: from releases alone. "
+                f"{terms_text(privacy)}.",
+                [curve("release over noise", _evenly(ratios), colour(5), width=1.0)],
+                levels=[Level(1.0, "noise alone")],
+            )
+        )
     if privacy.trade_off is not None:
         bound = ("bound", privacy.trade_off, colour(1), "-")
         panels.append(trade_off_panel(f"{terms_text(privacy)}.", [bound]))

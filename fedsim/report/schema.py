@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -157,8 +158,10 @@ class Privacy(Record):
 class HeldOut(Record):
     """Utility on held-out text: mean nats a predicted token, its exponential, a share of 1.
 
-    The first three are means over tokens; the others, absent from older runs, are means over users
-    of each one's mean.
+    The first three are means over tokens; the others are absent from older runs. `user_loss` and
+    `user_accuracy_top1` are means over users of each one's mean over tokens. `unit_loss` is the
+    mean that `train_loss` is: over units (users, or examples where these are drawn) of each one's
+    mean over its examples.
     """
 
     loss: Number
@@ -166,6 +169,7 @@ class HeldOut(Record):
     accuracy_top1: Number
     user_loss: Number | None = None
     user_accuracy_top1: Number | None = None
+    unit_loss: Number | None = None
 
 
 class Scores(HeldOut):
@@ -241,11 +245,42 @@ class Cost(Record):
     planned_rounds: Count | None = None
 
 
+class RoundSummary(Record):
+    """What all rounds were like.
+
+    `clipped_share` is of all drawn units, not protected. `signal_over_noise` follows from the
+    releases, which ε counts: how long the mean of the updates is beside its noise. It is the root
+    of the mean square of `release_over_noise` less 1; 0 where noise alone may be as long, None
+    without noise.
+    """
+
+    clipped_share: Probability | None
+    signal_over_noise: NotNegative | None
+
+    @classmethod
+    def of(cls, lines: Sequence[RoundMetrics], entries: int) -> Self:
+        """Return the summary of some lines of the metrics; `entries` are trained."""
+        counted = [line for line in lines if line.clipped is not None]
+        units = sum(line.units or 0 for line in counted)
+        ratios = [line.release_over_noise for line in lines if line.release_over_noise]
+        signal = None
+        if ratios:
+            # By noise alone the mean of n squares has a standard deviation of √(2 / (n · entries)).
+            mean = math.hypot(*ratios) / math.sqrt(len(ratios))
+            lost = mean < 1.0 + math.sqrt(2.0 / (len(ratios) * entries))  # the square: twice that
+            signal = 0.0 if lost else math.sqrt(mean - 1.0) * math.sqrt(mean + 1.0)
+        return cls(
+            clipped_share=sum(line.clipped or 0 for line in counted) / units if units else None,
+            signal_over_noise=signal,
+        )
+
+
 class RunReport(Record):
     """The whole of `report.json`.
 
-    `diverged` says why there is no outcome: final scores are NaN. `halted` says why the strategy
-    ended the run before its last round. `settings` are keys of the config, dotted, with values.
+    `settings` are the keys of the config that training depends on, dotted, with values; they and
+    `rounds` are absent from older runs. `diverged` says why there is no outcome: final scores are
+    NaN. `halted` says why the strategy ended the run before its last round.
     """
 
     format: Literal[1] = 1
@@ -259,9 +294,10 @@ class RunReport(Record):
     cost: Cost
     samples: Samples | None = None
     private_scores: CoveredScores | None = None
+    settings: dict[str, JsonValue] = {}
+    rounds: RoundSummary | None = None
     diverged: Text | None = None
     halted: Text | None = None
-    settings: dict[str, JsonValue] = {}
     machine: dict[str, JsonValue]
     versions: dict[str, str]
 
@@ -274,19 +310,23 @@ class RunReport(Record):
 class RoundMetrics(Record):
     """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
 
-    From round 1 on `units`, `gradients`, `non_finite` and `estimate_norm` are there. Evaluated
-    rounds have `epsilon` and `held_out`, and beside each ε above 0 `epsilon_terms`: δ, unit,
-    relation, sampler, accountant and noise source, in words. `clip_norm` is there where the clip
-    moves, `released_share` where it adapts; both follow from releases that ε counts. Where
-    `held_out` is of an average of parameters, `held_out_last` is of the last ones.
+    From round 1 on `units`, `gradients`, `non_finite`, `clipped` (units) and `estimate_norm` are
+    there. Evaluated rounds have `epsilon` and `held_out`, and beside each ε above 0
+    `epsilon_terms`: δ, unit, relation, sampler, accountant and noise source, in words.
+    `release_over_noise` is there where there is noise: the norm of the release over that of its
+    noise. `clip_norm` is there where the clip moves, `released_share` where it adapts. These three
+    follow from releases that ε counts. Where `held_out` is of an average of parameters,
+    `held_out_last` is of the last ones.
     """
 
     round: Count
     units: Count | None = None
     gradients: Count | None = None
     non_finite: Count | None = None
+    clipped: Count | None = None
     train_loss: Number | None = None
     estimate_norm: Number | None = None
+    release_over_noise: Number | None = None
     clip_norm: Number | None = None
     released_share: Number | None = None
     epsilon: Annotated[Number, Field(ge=0.0)] | None = None

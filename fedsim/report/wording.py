@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from fedsim.accounting import trade_off
 from fedsim.accounting.rounding import round_up
 from fedsim.accounting.statement import noise_terms
-from fedsim.report.schema import CoveredScores, Privacy, RunReport
+from fedsim.report.schema import CoveredScores, Privacy, RoundSummary, RunReport
 
 TOGETHER = (
     "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
@@ -48,24 +48,30 @@ def outcome_text(folder: Path, report: RunReport) -> str:
 
 
 def worse_text(report: RunReport) -> str:
-    """Return why a run may have ended with a higher loss than it began with; "" where it did not.
-
-    Weighed are public numbers: the norm of a round's noise, and the clip's bound, which is the most
-    that the mean of a round's updates comes to.
-    """
-    privacy, utility = report.privacy, report.utility
-    if not utility.final.loss > utility.initial.loss:
+    """Return why a run may have ended with a higher loss than it began with; "" if it did not."""
+    utility = report.utility
+    if report.rounds is None or not utility.final.loss > utility.initial.loss:
         return ""
     words = f"the run ends worse than it began, by its held-out loss ({NOT_COVERED})"
-    bound, slower = privacy.clip["bound"], "a smaller server.learning_rate"
-    norm = (privacy.noise_stddev or 0.0) * math.sqrt(report.model.trainable_parameters)
-    if not isinstance(bound, float) or norm <= bound:
-        return f"{words}: try {slower}"
+    return f"{words}: {cure_text(report.rounds)}"
+
+
+def cure_text(rounds: RoundSummary) -> str:
+    """Return what would help where training makes the loss larger, by how strong the noise is."""
+    signal, slower = rounds.signal_over_noise, "a smaller server.learning_rate"
+    if signal is None or signal >= 1.0:
+        return f"try {slower}"
     return (
-        f"{words}: a round's noise has a norm of about {norm:.3g}, the mean of its clipped updates "
-        f"of {bound:.3g} at most. A larger cohort, a larger privacy.epsilon, fewer trained "
-        f"parameters (model.trainable, model.lora_rank) or {slower} would help"
+        f"signal over noise is {signal_text(signal)}. A larger cohort, a larger privacy.epsilon, "
+        f"fewer trained parameters (model.trainable, model.lora_rank) or {slower} would help"
     )
+
+
+def signal_text(signal: float | None) -> str:
+    """Return signal over noise with two digits."""
+    if signal is None:
+        return NOTHING
+    return f"about {signal:.2g}" if signal else "too small to be seen in the releases"
 
 
 def epsilon_text(epsilon: float | None) -> str:

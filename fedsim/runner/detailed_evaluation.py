@@ -128,7 +128,9 @@ def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str,
     users = owners(cache.store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
-    return {**asdict(summary(scores, users)), "user_loss_quantiles": _quantiles(losses)}
+    means = asdict(summary(scores, users))
+    del means["unit_loss"]  # for beside a training loss
+    return {**means, "user_loss_quantiles": _quantiles(losses)}
 
 
 def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:

@@ -69,9 +69,6 @@ def model_card(
         tags=["fedsim", *(["differential-privacy", "user-level-privacy"] if promised else [])],
         **licence,
     )
-    settings = config.model_dump(
-        include={"strategy", "server", "model"}, exclude={"model": _OF_THE_START}, exclude_none=True
-    )
     body = render_page(
         "card.md.jinja",
         adapter=adapter,
@@ -87,9 +84,30 @@ def model_card(
         plain=_plain,
         promise=promise,
         scores=scores,
-        settings=tomli_w.dumps(settings),
+        settings=tomli_w.dumps(settings(config, without_start=True)),
     )
     return f"---\n{head.to_yaml()}\n---\n{body}\n"
+
+
+def settings(config: Config, *, without_start: bool = False) -> dict[str, Any]:
+    """Return the keys that training depends on, but for data and ε, which have their own places.
+
+    Args:
+        config: of the run.
+        without_start: leave out where the model comes from, which may be a path.
+    """
+    return config.model_dump(
+        mode="json",
+        include={
+            "strategy": True,
+            "server": True,
+            "model": True,
+            "data": {"sequence_length"},
+            "executor": {"precision"},
+        },
+        exclude={"model": _OF_THE_START} if without_start else None,
+        exclude_none=True,
+    )
 
 
 def _licence(base: str) -> dict[str, Any]:

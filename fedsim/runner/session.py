@@ -35,8 +35,8 @@ from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import Materials, default_device, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
-from fedsim.report.schema import HeldOut, RoundMetrics, RunReport
-from fedsim.report.wording import worse_text
+from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport
+from fedsim.report.wording import NOT_COVERED, cure_text, worse_text
 from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import mark_diverged, version_note
@@ -48,6 +48,7 @@ from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, delta_warnings, privacy_terms, summarise
 from fedsim.runner.training import (
     check_held_out,
+    has_risen,
     planned,
     rounds_paid_for,
     train,
@@ -209,6 +210,7 @@ class _Session:
     moments: bool = field(init=False, default=False)  # whether the state came with any
     trained: int = field(init=False, default=0)  # rounds of the model that was there before
     warned: bool = field(init=False, default=False)  # of updates that are not finite
+    losses: dict[int, float] = field(init=False, default_factory=dict)  # held-out, by round
 
     def run(self, grid: Grid, device: str) -> None:
         """Begin or take up the run and train to its end."""
@@ -226,6 +228,8 @@ class _Session:
         start = ServerState(0, materials.model.initial_parameters())
         self.state = resumed or (start if repeats else replace(start, ledger=charged))
         if resumed is not None:
+            earlier = [RoundMetrics.model_validate(line) for line in folder.read_metrics()]
+            self.losses = {line.round: line.held_out.loss for line in earlier if line.held_out}
             with self._keeping():
                 self._complete()
         shown = tracking(self.trackers, folder.path, self.config, self._terms)
@@ -372,8 +376,24 @@ class _Session:
         self._check(line)
 
     def _check(self, line: RoundMetrics) -> None:
+        self._watch(line)
         if self.plan.search is None:  # in a search it would be a choice that no ε pays for
             check_held_out(line, self.materials)
+
+    def _watch(self, line: RoundMetrics) -> None:
+        """Warn, once a run, where held-out loss has risen for three evaluations."""
+        known = has_risen([*self.losses.values()])
+        if line.held_out is not None:
+            self.losses[line.round] = line.held_out.loss
+        if has_risen([*self.losses.values()]) and not known:
+            lines = [RoundMetrics.model_validate(each) for each in self.folder.read_metrics()]
+            entries = sum(value.numel() for value in self.state.parameters.values())
+            log.warning(
+                "round %d: held-out loss has risen for three evaluations (%s): %s",
+                line.round,
+                NOT_COVERED,
+                cure_text(RoundSummary.of(lines, entries)),
+            )
 
     def _held_out(self, state: ServerState) -> HeldOut:
         """Evaluate; the last state is saved first and scored as read back from `model/`.
@@ -387,7 +407,13 @@ class _Session:
     def _score_of(self, parameters: Tensors) -> HeldOut:
         held_out = self.materials.split.held_out_examples
         return as_held_out(
-            evaluate(self.materials.model, parameters, self.materials.store, held_out)
+            evaluate(
+                self.materials.model,
+                parameters,
+                self.materials.store,
+                held_out,
+                self.plan.unit,
+            )
         )
 
     def _evaluate_saved(self, state: ServerState) -> Evaluation:
@@ -409,7 +435,9 @@ class _Session:
         store, split = self.materials.store, self.materials.split
         some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
         check_served(self.materials.model, state.model, saved, store, some)
-        self.final = evaluate(saved, saved.initial_parameters(), store, split.held_out_examples)
+        self.final = evaluate(
+            saved, saved.initial_parameters(), store, split.held_out_examples, self.plan.unit
+        )
         return self.final
 
     @contextmanager

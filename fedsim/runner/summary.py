@@ -37,12 +37,14 @@ from fedsim.report.schema import (
     Privacy,
     Query,
     RoundMetrics,
+    RoundSummary,
     RunReport,
     Samples,
     Scores,
     TradeOffBound,
     Utility,
 )
+from fedsim.runner.model_card import settings
 from fedsim.runner.training import NOT_PAID_FOR
 from fedsim.sampling import Relation, TruncatedPoissonSampling
 from fedsim.seeding import is_score
@@ -50,7 +52,6 @@ from fedsim.state import ServerState
 from fedsim.utils.json_text import flat
 from fedsim.utils.machine import peak_memory_bytes
 
-_SETTINGS_OF = {"strategy", "server", "model"}
 _PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "numpy", "datasets")
 
 
@@ -123,6 +124,7 @@ def summarise(
     start = lines[0].held_out
     if start is None:
         raise ValueError("metrics: the line of round 0 has no held_out")
+    model = _model(config, materials, state)
     return RunReport(
         name=config.strategy.name,
         title=title,
@@ -146,7 +148,7 @@ def summarise(
             last=lines[-1].held_out_last,
         ),
         data=_data(config, materials, plan),
-        model=_model(config, materials, state),
+        model=model,
         cost=Cost(
             gradients=sum(line.gradients or 0 for line in lines),
             expected_gradients=expected_gradients(config, materials, plan) * state.round,
@@ -157,9 +159,10 @@ def summarise(
         ),
         samples=None if diverged else _samples(config, materials, state),
         private_scores=None if diverged or cut_short else lines[-1].private_scores,
+        settings=flat(settings(config)),
+        rounds=RoundSummary.of(lines, model.trainable_parameters),
         diverged=diverged,
         halted=halted,
-        settings=flat(config.model_dump(mode="json", include=_SETTINGS_OF, exclude_none=True)),
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
@@ -312,7 +315,10 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
     hidden = plan.relation is Relation.ADD_OR_REMOVE and declared is None
     free = [
         ("held-out loss, perplexity and accuracy", evaluated * bool(config.data.held_out_examples)),
-        ("each round's number of units and gradients, training loss and norm", state.round),
+        (
+            "each round's number of units, clipped units and gradients, training loss and norm",
+            state.round,
+        ),
         ("the numbers of users, examples and tokens, and of those that were dropped", 1),
         (
             f"how many {plan.unit}s there are, for rates and denominator",

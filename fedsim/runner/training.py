@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from fedsim.accounting.budget import Budget
@@ -101,6 +102,17 @@ def check_held_out(line: RoundMetrics, materials: Materials) -> None:
             f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
             f"text: no ε pays for ending here); {_CURE}"
         )
+
+
+def has_risen(losses: Sequence[float]) -> bool:
+    """Return whether the loss has risen at three evaluations in a row, at any time.
+
+    Examples:
+        >>> has_risen([5.0, 5.1, 5.2]), has_risen([5.0, 4.9, 5.0, 5.1, 5.2, 4.8])
+        (False, True)
+    """
+    steps = [after > before for before, after in pairwise(losses)]
+    return any(map(all, zip(steps, steps[1:], steps[2:], strict=False)))
 
 
 def without_scores(materials: Materials, *folders: Path) -> Evaluation:

@@ -40,7 +40,9 @@ must be shown with every ε: δ, unit, relation, sampler and accountant; "" with
 """
 
 _PATIENCE = 10.0
-_COVERED = ("clip_norm", "released_share", "private_scores/")  # from releases that ε counts
+_COVERED = (  # from releases that ε counts
+    *("clip_norm", "released_share", "release_over_noise", "private_scores/"),
+)
 
 
 def find_trackers(names: Sequence[str]) -> dict[str, TrackerFactory]:

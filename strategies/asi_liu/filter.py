@@ -162,6 +162,7 @@ class Filtered:
             num_non_finite=sum(one.num_non_finite for one in sums),
             num_gradients=sum(one.num_gradients for one in sums),
             loss=sum(one.loss for one in sums),
+            num_unclipped=sum(one.num_unclipped for one in sums),
         )
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:

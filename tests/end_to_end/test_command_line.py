@@ -128,7 +128,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         (
             30.0,
             {"privacy": {"noise_multiplier": 40.0}},
-            "of 0.5 at most. A larger cohort, a",
+            ": signal over noise is too small to be seen in the releases. A larger cohort, a",
         ),
         (3000.0, {"strategy": {"name": "non-private"}}, ": try a smaller server.learning_rate"),
     ],
@@ -144,9 +144,6 @@ def test_a_run_that_ends_worse_than_it_began_says_why(
     assert done.stderr.count("the run ends worse than it began, by its held-out loss (comput") == 1
     assert why in done.stderr and why in done_log(out)
     assert "nats a token, worse than it began (computed on private text" in done.stdout
-    report = load_report(out)
-    norm = (report.privacy.noise_stddev or 0.0) * report.model.trainable_parameters**0.5
-    assert (f"noise has a norm of about {norm:.3g}, " in done_log(out)) == (norm > 0.0)
 
 
 def done_log(out: Path) -> str:

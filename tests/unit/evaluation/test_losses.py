@@ -103,6 +103,7 @@ def by_loop(
     log_probabilities = table.double().numpy()
     log_probabilities = log_probabilities - np.log(np.exp(log_probabilities).sum(1, keepdims=True))
     losses, right = [], 0
+    of_examples: dict[int, list[float]] = {}
     of_user: dict[int, list[tuple[float, int]]] = {}
     for index in examples.tolist():
         ids = store.example(index).tolist()
@@ -112,6 +113,7 @@ def by_loop(
             hit = int(log_probabilities[before].argmax() == after and after != unknown)
             right += hit
             of_user.setdefault(user, []).append((losses[-1], hit))
+        of_examples.setdefault(user, []).append(float(np.mean(losses[1 - len(ids) :])))
     mean = math.fsum(losses) / len(losses)
     by_user = [np.mean(pairs, axis=0) for pairs in of_user.values()]
     user_loss, user_accuracy = np.mean(by_user, axis=0)
@@ -123,6 +125,7 @@ def by_loop(
         user_loss,
         user_accuracy,
         len(by_user),
+        float(np.mean([np.mean(some) for some in of_examples.values()])),
     )
 
 
@@ -141,6 +144,7 @@ def test_evaluation_is_what_a_loop_counts(
     assert found.user_loss == pytest.approx(expected.user_loss, rel=1e-6)
     assert found.user_accuracy_top1 == pytest.approx(expected.user_accuracy_top1, rel=1e-12)
     assert abs(found.user_loss - found.loss) > 1e-4
+    assert found.unit_loss == pytest.approx(expected.unit_loss, rel=1e-6)
 
 
 def test_no_examples_have_no_score(store: TokenStore, parameters: dict[str, torch.Tensor]) -> None:

@@ -124,6 +124,14 @@ def test_noise_is_the_inverse_matrix_times_independent_noise(matrix: NoiseMatrix
     np.testing.assert_allclose(noises(matrix, 9, 1000), expected, atol=2e-4)  # the grid
 
 
+@pytest.mark.parametrize("matrix", [INDEPENDENT, *MATRICES.values()], ids=["none", *MATRICES])
+def test_a_release_of_noise_alone_is_as_long_as_its_noise(matrix: NoiseMatrix) -> None:
+    plan = correlated_plan(matrix) if matrix.feedback else make_plan()
+    released = torch.from_numpy(noises(matrix, 9, 40_000, stddev=plan.noise_stddev))
+    ratios = [plan.over_noise({"w": each}, round) for round, each in enumerate(released)]
+    assert ratios == pytest.approx([1.0] * 9, rel=0.02)  # ± 0.4 %
+
+
 @pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
 def test_noise_is_correlated_in_units_of_each_rounds_own(matrix: NoiseMatrix) -> None:
     """As on a schedule of clips: what a round takes back is in units of the clip of today."""

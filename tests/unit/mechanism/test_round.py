@@ -39,7 +39,8 @@ class Pull:
         total = WeightedSum.zero(parameters)
         for key in cohort:
             pull = {name: value.double() - key / 100 for name, value in parameters.items()}
-            total += WeightedSum(pull, 1.0, 1, int(key == cohort[0]), 3, 0.5 * (round + 1))
+            first = int(key == cohort[0])
+            total += WeightedSum(pull, 1.0, 1, first, 3, 0.5 * (round + 1), num_unclipped=first)
         return total
 
 
@@ -100,6 +101,7 @@ def test_without_noise_sgd_at_rate_one_moves_by_minus_the_estimate() -> None:
         {name: value - exact[name].float() for name, value in start().parameters.items()},
     )
     assert record.estimate_norm == pytest.approx(l2_norm(exact), rel=1e-12)
+    assert record.release_over_noise is None
 
 
 def test_the_cohort_is_what_the_rounds_coins_say() -> None:
@@ -159,7 +161,11 @@ def test_an_empty_cohort_releases_noise_and_is_charged() -> None:
         assert torch.equal(after.parameters[name], expected)
         assert not torch.equal(after.parameters[name], before)
     assert after.ledger.num_releases == 1
-    assert record == RoundRecord(0, 0, 0, None, 0.0)
+    length = l2_norm(
+        {name: after.parameters[name] - old for name, old in start().parameters.items()}
+    )
+    ratio = pytest.approx(length / (plan.noise_stddev * 8**0.5), rel=1e-5)
+    assert record == RoundRecord(0, 0, 0, 0, None, 0.0, ratio)
 
 
 def test_the_record_says_what_was_computed() -> None:
@@ -173,8 +179,10 @@ def test_the_record_says_what_was_computed() -> None:
         "units": units,
         "gradients": 3 * units,
         "non_finite": 1,
+        "clipped": units - 1,
         "train_loss": 0.5,
         "estimate_norm": record.estimate_norm,
+        "release_over_noise": record.release_over_noise,
         "clip_norm": None,
         "released_share": None,
     }

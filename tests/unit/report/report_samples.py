@@ -16,6 +16,7 @@ from fedsim.report.schema import (
     ModelSummary,
     Privacy,
     RoundMetrics,
+    RoundSummary,
     RunReport,
     Scores,
     Utility,
@@ -113,6 +114,8 @@ def report(
             peak_memory_bytes=1_234_567_890,
             rounds=100,
         ),
+        "settings": {"server.optimizer": "adam", "server.learning_rate": 0.01},
+        "rounds": RoundSummary(clipped_share=0.873, signal_over_noise=0.0404),
         "machine": {"cpu": "8 cores", "gpu": None},
         "versions": {"fedsim": "0.1.0", "torch": "2.13.0"},
     }
@@ -130,8 +133,10 @@ def metrics(rounds: int = 4, every: int = 2, *, private: bool = True) -> list[Ro
                 units=128 + number * 37 % 23,
                 gradients=900 + number,
                 non_finite=int(number == 3),
+                clipped=100 + number % 20,
                 train_loss=2.3 + math.exp(-number / 30) + 0.05 * math.sin(number * 7),
                 estimate_norm=0.4,
+                release_over_noise=1.0 + number % 3 / 1000 if private else None,
                 epsilon=8 * math.sqrt(number / rounds) if evaluated and private else None,
                 held_out=_held_out(2.4 + 0.9 * math.exp(-number / 25)) if evaluated else None,
             )
@@ -140,7 +145,10 @@ def metrics(rounds: int = 4, every: int = 2, *, private: bool = True) -> list[Ro
 
 
 def _held_out(loss: float) -> HeldOut:
-    return HeldOut(loss=loss, perplexity=math.exp(loss), accuracy_top1=0.55 - loss / 10)
+    accuracy = 0.55 - loss / 10
+    return HeldOut(
+        loss=loss, perplexity=math.exp(loss), accuracy_top1=accuracy, unit_loss=loss + 0.1
+    )
 
 
 def write_run(folder: Path, run: RunReport, lines: Sequence[RoundMetrics]) -> Path:

@@ -32,6 +32,7 @@ HOSTILE = "</script></svg><script>alert(1)</script><img src=x onerror=alert(1)>$
 
 def hostile() -> RunReport:
     run = report(HOSTILE, HOSTILE, privacy(unit=HOSTILE, assumptions=[HOSTILE], statement=HOSTILE))
+    run = run.model_copy(update={"settings": {HOSTILE: HOSTILE}})
     data = run.data.model_copy(update={"source": HOSTILE, "dropped": {HOSTILE: 1}})
     model = run.model.model_copy(update={"name": HOSTILE, "origin": HOSTILE})
     return run.model_copy(update={"data": data, "model": model, "machine": {HOSTILE: HOSTILE}})
@@ -93,7 +94,7 @@ def test_a_figure_says_that_no_epsilon_covers_it_or_has_its_terms(name: str) -> 
         terms = "ε at δ = 1e-5; unit: " in caption
         assert (
             terms
-            if figure in ("figure-epsilon", "figure-trade-off")
+            if figure in ("figure-epsilon", "figure-signal", "figure-trade-off")
             else "not protected" in caption
         )
 
@@ -114,12 +115,29 @@ def test_a_run_without_a_guarantee_says_so_and_plots_no_epsilon() -> None:
     page = rendered("non-private")
     assert "No privacy guarantee" in page
     assert "figure-epsilon" not in page
+    assert "figure-signal" not in page  # there is no noise
+
+
+def test_training_loss_is_beside_held_out_loss_of_the_same_mean() -> None:
+    figures = re.split(r'<figure.*?id="', rendered("run"))
+    (training,) = [part for part in figures if part.startswith("figure-training")]
+    assert "held-out loss, same mean\nround: 0\nnats a token: 3.4" in training
+    assert "cohort's training loss" in training
+    (held_out,) = [part for part in figures if part.startswith("figure-loss")]
+    assert "training" not in held_out
 
 
 def test_the_page_has_the_reports_numbers() -> None:
     page = rendered("run")
     assert re.search(r"beyond group_size</dt><dd>4,512<", page)
-    assert re.search(r"Non-finite updates left out</dt><dd>1<", page)
+    for term, value in (
+        ("Non-finite updates left out", "1"),
+        ("server.optimizer", "adam"),
+        ("server.learning_rate", "0.01"),
+        ("Clipped units", "87.3 %"),
+        ("Signal over noise", "about 0.04"),
+    ):
+        assert f"<dt>{term}</dt><dd>{value}</dd>" in page
     for tip in ("held-out loss\nround: 0\nnats a token: 3.3", "ε spent\nround: 4\nε: 8"):
         assert f"<title>{tip}</title>" in page
     assert "start 3.30" in page

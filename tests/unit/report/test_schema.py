@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from fedsim.errors import ConfigError
 from fedsim.report.schema import (
+    RoundMetrics,
+    RoundSummary,
     Utility,
     load_metrics,
     load_report,
@@ -101,3 +103,28 @@ def test_blank_lines_are_skipped_and_nan_of_json_dumps_is_read(tmp_path: Path) -
     (tmp_path / "metrics.jsonl").write_text("\n" + json.dumps(line) + "\n\n")
     (only,) = load_metrics(tmp_path)
     assert only.estimate_norm is not None and math.isnan(only.estimate_norm)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "signal"),
+    [
+        ([1.25, 1.25], 0.75),  # 1.25² = 1 + 0.75²
+        ([1.0008] * 40, 0.04),
+        ([1.0001] * 40, 0.0),  # noise alone: ± √(2 / 40,000,000) / 2
+        ([0.99], 0.0),
+        ([1e200], 1e200),
+        ([], None),
+    ],
+)
+def test_signal_is_what_releases_have_beyond_their_noise(
+    ratios: list[float], signal: float | None
+) -> None:
+    lines = [
+        RoundMetrics(round=number, units=4, clipped=number % 2, release_over_noise=ratio)
+        for number, ratio in enumerate(ratios)
+    ]
+    summary = RoundSummary.of([*lines, RoundMetrics(round=99)], 1_000_000)
+    found = summary.signal_over_noise
+    assert found == (None if signal is None else pytest.approx(signal, rel=0.01))
+    shares = {0: None, 1: 0.0, 2: 0.125, 40: 0.125}
+    assert summary.clipped_share == shares[len(ratios)]

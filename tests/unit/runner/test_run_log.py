@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fedsim.evaluation.metrics import NO_SCORES
+from fedsim.report.wording import NOT_COVERED
 from fedsim.runner.launch import run
 from fedsim.runner.log import LOG, LOGGER, run_log
-from tests.conftest import Capture, Log, write_rows
+from tests.conftest import Capture, Log, Patch, write_rows
 from tests.helpers.light import light_config
 
 
@@ -104,3 +107,43 @@ def test_doubtful_names_and_unread_files_are_said_before_the_run_and_written_now
     assert f": 2, such as '{name}' = '{name.upper()}'; if two are one person" in met
     for path in (tmp_path / "run").rglob("*.*"):
         assert name.upper().encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("losses", "noise", "at", "cure"),
+    [
+        ([5, 6, 7, 8, 9, 10, 11], 40.0, 3, "signal over noise is too small to be seen in the rel"),
+        ([5, 4, 6, 5, 6, 7, 8], 0.0, 6, "try a smaller server.learning_rate"),
+        ([5, 6, 7, 7, 8, 9, 9], 0.0, None, ""),
+    ],
+    ids=["noise", "no noise", "twice in a row"],
+)
+def test_a_held_out_loss_that_rises_is_warned_of_once(
+    losses: list[float],
+    noise: float,
+    at: int | None,
+    cure: str,
+    speeches: Path,
+    tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:
+    """At the third evaluation in a row; a run that is taken up remembers it."""
+    left = iter([*losses, *losses[-1:]])
+    monkeypatch.setattr(
+        "fedsim.runner.session.evaluate", lambda *_: replace(NO_SCORES, loss=next(left))
+    )
+    config = light_config(
+        speeches,
+        strategy={"rounds": 6, "cohort_size": 6},
+        privacy={"noise_multiplier": noise},
+        training={"evaluate_every": 1, "checkpoint_every": 1, "keep_checkpoints": 9},
+    )
+    folder = run(config, tmp_path / "run").path
+    found = (folder / LOG).read_text(encoding="utf-8")
+    words = f"round {at}: held-out loss has risen for three evaluations ({NOT_COVERED}): {cure}"
+    assert found.count("has risen") == found.count(words) == (at is not None)
+    (folder / "report.json").unlink()
+    (folder / "checkpoints" / "round-000006.safetensors").unlink()
+    run(config, folder, resume=True)
+    again = (folder / LOG).read_text(encoding="utf-8").removeprefix(found)
+    assert " ended\n" in again and again.count("has risen") == (at == 6)

@@ -144,6 +144,7 @@ def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path:
     lines = load_metrics(found.path)
     tags = {name for name, _ in scalars(lines[-1], lines[-1].epsilon_terms or "")}
     assert "not covered by ε/private_scores/loss" in tags
+    assert "not covered by ε/release_over_noise" in tags
     assert not any(tag.startswith("private_scores") for tag in tags)
 
 

@@ -145,6 +145,9 @@ def test_evaluation_is_what_a_loop_counts(
     assert found.user_accuracy_top1 == pytest.approx(expected.user_accuracy_top1, rel=1e-12)
     assert abs(found.user_loss - found.loss) > 1e-4
     assert found.unit_loss == pytest.approx(expected.unit_loss, rel=1e-6)
+    alone = [evaluate(bigram(unknown), parameters, store, examples[[i]]) for i in range(9)]
+    some = evaluate(bigram(unknown), parameters, store, examples[:9], "example")
+    assert some.unit_loss == pytest.approx(np.mean([one.loss for one in alone]), rel=1e-6)
 
 
 def test_no_examples_have_no_score(store: TokenStore, parameters: dict[str, torch.Tensor]) -> None:

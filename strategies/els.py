@@ -107,8 +107,11 @@ def _public_graph(config: Config) -> tuple[str, ...]:
     if not config.data.co_owned:
         return ()
     lengths = "their lengths, " if config.strategy.selection in ("longest", "shortest") else ""
+    writer = "for a user who wrote it, and for others "
+    if config.data.users_from == config.data.owners_column:  # nobody is named as its writer
+        writer = "for everybody "
     return (
-        "The guarantee is for every owner of any text: for a user who wrote it, and for others "
+        f"The guarantee is for every owner of any text: {writer}"
         "whom the data name as its owners. Who owns which of the prepared texts, "
         f"{lengths}and how many examples each is cut into, is public and the same in both "
         "neighbours; in the other, every text that one owner co-owns is blank.",

@@ -38,7 +38,7 @@ class Doubt(NamedTuple):
     def sentence(self) -> str:
         """What is doubtful, how many there are, and what would do."""
         what, cure = _KINDS[self.kind]
-        return f"{what}: {self.num_names:,}, such as {', '.join(self.examples)}; {cure}"
+        return f"{what}: {self.num_names:,} names, such as {', '.join(self.examples)}; {cure}"
 
 
 _KINDS = {
@@ -53,7 +53,7 @@ _KINDS = {
         "all their texts count as one person's: empty these cells, and their rows are dropped",
     ),
     "header": (
-        "names that are the column's own",
+        "names that are the header of their column",
         "files were joined with their headers: remove these rows",
     ),
     "rounded": (

@@ -12,8 +12,8 @@ from fedsim.data.doubtful_names import doubtful_names
 from fedsim.data.store import OwnerGraph, TokenStore
 
 PRIVATE_NOTE = (
-    "These numbers are computed on private data: no epsilon covers them; do not publish them, "
-    "or tune by them without saying so."
+    "These numbers are computed on private data and are not protected by the privacy guarantee: do "
+    "not publish them, or tune by them without saying so."
 )
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 

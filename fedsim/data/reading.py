@@ -149,10 +149,12 @@ def unread_files(config: DataConfig) -> list[str]:
 def notes(config: DataConfig, store: TokenStore) -> list[str]:
     """Return sentences on files that are not read, and on names that may not be one person each.
 
-    They show names, for the terminal of who owns the data; no ε covers them.
+    They show names, and are for the terminal of whoever owns the data.
     """
     names = doubtful_names(store)
-    return unread_files(config) + [f"Not covered by ε: {doubt.sentence}." for doubt in names]
+    return unread_files(config) + [
+        f"Look at the data (private): {doubt.sentence}." for doubt in names
+    ]
 
 
 def _check_users(config: DataConfig) -> None:

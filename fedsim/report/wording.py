@@ -237,7 +237,7 @@ def promised_text(privacy: Privacy) -> str:
 
 NOISE_TEXTS = {
     "seeded": "seeded: the draws follow from the run's seed, and ε is simulated",
-    "secure": "secure: drawn from secrets; below stands whether they are kept",
+    "secure": "secure: drawn from secrets; the assumptions say whether these are kept",
     "none": "none",
 }
 

@@ -35,7 +35,7 @@ from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import Materials, default_device, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
-from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport
+from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport, load_report
 from fedsim.report.wording import NOT_COVERED, cure_text, worse_text
 from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -221,8 +221,8 @@ class _Session:
         charged = folder.read_ledger()
         if self.account is not None:
             self.account.check_holds(charged)
-        if folder.is_trained() and (lines := folder.read_metrics()):
-            self.trained = lines[-1]["round"]
+        if folder.is_trained() and folder.report.exists():
+            self.trained = load_report(folder.path).cost.rounds
         resumed = folder.take_up(repeats=repeats)
         # A kill before the first checkpoint loses rounds, never charges.
         start = ServerState(0, materials.model.initial_parameters())
@@ -511,6 +511,12 @@ class _Session:
         noise covers, or that others decided after looking at this run. Then ε is of all planned
         rounds; after a halt or a divergence the ledgers hold them too.
         """
+        until: int | None = None
+        if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
+            until = self._charge_planned(write=not isinstance(ended, SharedBudgetSpentError))
+        diverged = str(ended) if isinstance(ended, DivergedError) else None
+        if diverged is not None:
+            mark_diverged(self.folder.identity, diverged)
         if self.trained > self.state.round:
             log.warning(
                 "model and report of %d rounds stay as they are: this time the run got to round %d",
@@ -518,12 +524,7 @@ class _Session:
                 self.state.round,
             )
             return
-        until: int | None = None
-        if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
-            until = self._charge_planned(write=not isinstance(ended, SharedBudgetSpentError))
-        diverged = str(ended) if isinstance(ended, DivergedError) else None
         if diverged is not None:
-            mark_diverged(self.folder.identity, diverged)
             self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
         report = summarise(

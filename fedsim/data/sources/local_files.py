@@ -66,6 +66,7 @@ _COMPRESSED: dict[str, Callable[[Path], Any]] = {
 }
 """File name endings behind those of JSON and CSV, to what opens such a file for reading bytes."""
 
+_RESULTS = ("run.json", "comparison.json")  # in folders that `run` and `compare` made
 _KINDS = f"{', '.join(LOADERS)}; of JSON and CSV also with {', '.join(_COMPRESSED)}"
 
 ON_DISK = "save_to_disk"
@@ -110,11 +111,15 @@ def _folder(source: str, folder: Path) -> tuple[str, list[Path]]:
     if (folder / STATE).is_file() or (folder / SPLITS).is_file():
         return ON_DISK, sorted(path for path in folder.rglob("*") if path.is_file())
     loader_of = {path: loader for path in _files_in(folder) if (loader := _loader(path))}
-    files = [path for path in loader_of if not _is_hidden(path.relative_to(folder))]
+    files = [path for path in loader_of if not _is_left_out(path, folder)]
     loaders = sorted({loader_of[path] for path in files})
     if len(loaders) != 1:
         what = f"holds {' and '.join(loaders)} files" if loaders else "holds no data files"
         raise unusable(source, f"the folder {what}; wanted: one kind of {_KINDS}")
+    whole = set(files)
+    if packed := next((path for path in files if path.with_suffix("") in whole), None):
+        other = packed.with_suffix("").name
+        raise unusable(source, f"{packed.name} seems to be {other}, compressed; remove one of them")
     return loaders[0], files
 
 
@@ -129,9 +134,13 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _is_hidden(path: Path) -> bool:
-    """Whether a file or a folder that it is in is what systems and tools leave, as "._rows.csv"."""
-    return any(part.startswith((".", "__")) for part in path.parts)
+def _is_left_out(path: Path, folder: Path) -> bool:
+    """Whether systems and tools leave such a file, as "._rows.csv", or a run of fedsim does."""
+    inside = path.relative_to(folder)
+    if any(part.startswith((".", "__")) for part in inside.parts):
+        return True
+    above = [folder / parent for parent in list(inside.parents)[:-1]]
+    return any((parent / name).exists() for parent in above for name in _RESULTS)
 
 
 def _loader(path: Path) -> str | None:

@@ -115,6 +115,18 @@ def test_a_folder_is_read_whole(tmp_path: Path, kind: str, ending: str) -> None:
     assert words in " ".join(unread_files(_config(folder)))
 
 
+def test_a_folder_is_read_once(tmp_path: Path) -> None:
+    """Without the files of runs whose --out is in it; a copy that is compressed is refused."""
+    rows = b'{"speaker": "ann", "text": "x"}\n'
+    for name in ("rows.jsonl", "runs/a/run.json", "runs/a/metrics.jsonl", "runs/b/rows.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(rows)
+    assert list(records(_config(tmp_path))) == [("ann", "x")] * 2
+    (tmp_path / "runs/b/rows.jsonl.gz").write_bytes(gzip.compress(rows))
+    with pytest.raises(ConfigError, match=r"rows.jsonl.gz seems to be rows.jsonl, compressed"):
+        list(records(_config(tmp_path)))
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
 def test_a_compressed_file_that_was_cut_short(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"rows.jsonl{ending}"

@@ -251,6 +251,8 @@ def test_a_model_of_more_rounds_stays(speeches: Path, tmp_path: Path) -> None:
     fedsim.run(config, path)
     before = Ended.of(path)
     (path / "checkpoints" / "round-000009.safetensors").unlink()
+    lines = RunFolder(path).read_metrics()
+    RunFolder(path).write_metrics([*lines, lines[-1] | {"round": 11}])  # more rounds, and a kill
     with pytest.raises(BudgetSpentError, match="round 6: 9 releases are charged, "):
         fedsim.run(config, path, resume=True)
     assert Ended.of(path) == before

@@ -103,8 +103,8 @@ def test_doubtful_names_and_unread_files_are_said_before_the_run_and_written_now
     assert any(text.endswith("files that are not read (1): b.txt") for text in caplog.messages)
     (met,) = [text for text in caplog.messages if "names that look alike" in text]
     name = rows[0][user]
-    assert met.startswith("Not covered by ε: ")
-    assert f": 2, such as '{name}' = '{name.upper()}'; if two are one person" in met
+    assert met.startswith("Look at the data (private): ")
+    assert f": 2 names, such as '{name}' = '{name.upper()}'; if two are one person" in met
     for path in (tmp_path / "run").rglob("*.*"):
         assert name.upper().encode() not in path.read_bytes()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.experiments.benchmarks.gpu import speed
+from fedsim.experiments.benchmarks.gpu import checks, speed
 from fedsim.experiments.benchmarks.gpu.__main__ import main, measure
 from fedsim.experiments.benchmarks.timing import Row
 from tests.conftest import Capture, Patch
@@ -31,6 +31,12 @@ def test_what_needs_no_other_process_passes_at_its_smallest(
     assert ends == dict.fromkeys(chosen, "passed")
     engines = {row["engine"] for row in rows if row["case"].startswith("parity:")}
     assert engines == {"loop", "auto", "vmap", "materialised", "ghost"}
+
+
+def test_the_tests_that_it_runs_are_there() -> None:
+    path, _, name = checks._QUICK.partition("::")
+    assert f"def {name}(" in (checks.ROOT / path).read_text(encoding="utf-8")
+    assert all((checks.ROOT / path).is_file() for path in checks._ON_DEVICE)
 
 
 def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path: Path) -> None:

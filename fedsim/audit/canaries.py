@@ -128,8 +128,9 @@ class Watch:
 
 @dataclass(frozen=True)
 class WatchedOptimizer(ServerOptimizer):
-    """A server's step that shows each release to a watch before it takes it."""
+    """Shows each release to `watch`; then `inner` steps, which may be a plug-in's optimizer."""
 
+    inner: ServerOptimizer = field(kw_only=True)
     watch: Callable[[Tensors], None] = field(kw_only=True)
 
     def advance(
@@ -142,7 +143,7 @@ class WatchedOptimizer(ServerOptimizer):
     ) -> ServerState:
         """Show the release; then step as the server does."""
         self.watch(release)
-        return super().advance(state, release, noise_stddev, keep=keep)
+        return self.inner.advance(state, release, noise_stddev, keep=keep)
 
 
 def with_canaries(
@@ -157,8 +158,9 @@ def with_canaries(
     keys = first_key + np.arange(len(canaries) * plan.units_per_user, dtype=np.int64)
     planted = keys[np.repeat(included, plan.units_per_user)]
     watch = Watch(canaries, plan)
-    inner = {item.name: getattr(plan.optimizer, item.name) for item in fields(plan.optimizer)}
-    optimizer = WatchedOptimizer(**inner, watch=watch)
+    inner = plan.optimizer
+    shown = {item.name: getattr(inner, item.name) for item in fields(ServerOptimizer)}
+    optimizer = WatchedOptimizer(**shown, inner=inner, watch=watch)
     addresses = plan.pool if plan.addresses is None else plan.addresses
     both = (addresses.astype(np.uint64), planted.astype(np.uint64))  # mixed, they become floats
     owners = plan.owners

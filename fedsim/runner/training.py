@@ -61,7 +61,7 @@ def train(
     """
     # The first state is the caller's; of later ones, one is in memory at a time. A plug-in's
     # optimizer may raise in the middle of a step: then the state before it is still to be saved.
-    of_others = type(plan.optimizer) is not ServerOptimizer
+    is_plugin = type(plan.optimizer) is not ServerOptimizer
     keep = True
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
@@ -74,7 +74,7 @@ def train(
             )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=keep)
-        keep = of_others
+        keep = is_plugin
         check_parameters(state)
         state = on_round(state, record) or state
     return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.round import run_round
 from fedsim.sampling import CyclicSampling
+from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan
 from fedsim.tensors import Tensors, l2_norm
@@ -79,6 +81,29 @@ def test_a_canarys_units_are_drawn_by_the_runs_coins_and_add_the_clip_bound(
         drawn = [planted.cohort(round) for round in range(plan.sampling.rounds)]
         turns = [set((one[one >= first] - first) // plan.units_per_user) for one in drawn]
         assert not turns[0] & turns[1]
+
+
+@dataclass(frozen=True)
+class OwnStep(ServerOptimizer):
+    """A plug-in's optimizer, with a field of its own."""
+
+    share: float = 0.0
+
+    def step(self, parameters: Tensors, gradient: Any, state: Tensors, **_: Any) -> Any:  # noqa: ANN401
+        return {name: value * self.share for name, value in parameters.items()}, {}
+
+
+def test_a_plugins_optimizer_steps_in_an_audit(materials: Materials, speeches: Path) -> None:
+    plan = build_plan(small_config(speeches), materials)
+    plan = replace(plan, optimizer=OwnStep("own", 0.1, share=0.5))
+    parameters = materials.model.initial_parameters()
+    canaries = draw_canaries(parameters, plan.clip, 4, seed=1)
+    planted, first, watch = with_canaries(plan, canaries, flip_coins(4, seed=1))
+    executor = CanaryExecutor(Nobody(), canaries, plan, first)
+    after, _ = run_round(ServerState(0, parameters), planted, executor)
+    for name, value in after.parameters.items():
+        assert torch.equal(value, parameters[name] * 0.5)
+    assert watch.scores.shape == (4,)
 
 
 def test_without_noise_the_scores_are_the_coins(materials: Materials, speeches: Path) -> None:

@@ -83,7 +83,9 @@ def test_no_owner_has_more_in_the_pool_than_is_paid_for(bounding: str, mails: Pa
     assert max(_owned(materials, plan).values()) <= plan.cost.units_per_user == 2
     assert sum(plan.dropped.values()) == len(materials.split.train_examples) - len(plan.pool)
     assert plan.relation is Relation.FIXED_GRAPH
-    assert any("every owner of any text" in sentence for sentence in plan.assumptions)
+    assert any("any text: for a user who wrote it" in sentence for sentence in plan.assumptions)
+    _, alone = _plan(mails, data={"user_column": None}, strategy={"bounding": bounding})
+    assert any("any text: for everybody whom" in sentence for sentence in alone.assumptions)
 
 
 def test_delta_is_compared_with_owners_who_can_be_more_than_declared_examples(mails: Path) -> None:

@@ -292,6 +292,7 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
         state: its ledger holds every charged release.
     """
     paid_by = None if plan.sampling.guaranteed else "a hypothetical ε alone"
+    simulated = "simulated: " * (plan.entropy == "seeded")
     charged: list[tuple[str, int | None, str]] = []
     if plan.noise_multiplier > 0.0:
         rounds = sum(item.num_rounds for item in state.ledger.items if not is_score(item.release))
@@ -328,7 +329,12 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
     ]
     return (
         *(
-            Query(question=question, times=times, paid_by=paid_by or by, covered=paid_by is None)
+            Query(
+                question=question,
+                times=times,
+                paid_by=paid_by or f"{simulated}{by}",
+                covered=paid_by is None,
+            )
             for question, times, by in charged
         ),
         *(

@@ -122,7 +122,7 @@ def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches
     rows = {query.question: query for query in load_report(finished).privacy.queries}
     sums, scores = list(rows.values())[:2]
     assert (sums.times, sums.covered) == (4, True)
-    assert (scores.times, scores.paid_by) == (2, "noise multiplier 4")
+    assert (scores.times, scores.paid_by) == (2, "simulated: noise multiplier 4")
     free = {question: query for question, query in rows.items() if not query.covered}
     assert all(query.paid_by == "nothing pays for it" for query in free.values())
     assert free["held-out loss, perplexity and accuracy"].times == 3  # rounds 0, 2 and 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedsim.report.comparison import terminal_table
+from fedsim.report.comparison import comparison_table
 from fedsim.sweep.compare import compare
 from fedsim.utils.terminal import table_console
 
@@ -18,5 +18,5 @@ def run(out: Path) -> None:
     """Run the three configs, print the table and say where the report is."""
     with as_file(files("fedsim.experiments") / "configs") as folder:
         comparison = compare([folder / name for name in CONFIGS], out)
-    table_console().print(terminal_table(comparison).rich())
+    table_console().print(comparison_table(comparison).rich())
     typer.echo(f"Report: {out / 'comparison.html'}   Picture: {out / 'comparison.png'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.accounting.rounding import text_up
-from fedsim.attacks.attack_report import AttackReport, Curve
+from fedsim.attacks.attack_report import AttackReport
 from fedsim.report.figures import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
 from fedsim.report.wording import NOT_COVERED, promised_text, terms_text
@@ -50,21 +50,20 @@ def attack_panels(report: AttackReport) -> list[Panel]:
     return panels
 
 
-def shown_curves(report: AttackReport) -> list[tuple[str, Curve]]:
-    """Return the curves worth drawing, with names: all statistics, or the mean of each group."""
-    return [
-        (f"{curve.statistic} of {group.name}", curve)
-        for group in report.groups
-        for curve in group.curves
-        if len(report.groups) == 1 or curve.statistic == "mean"
-    ]
-
-
 def _roc(report: AttackReport, key: str, title: str, caption: str, least: float) -> Panel:
-    """Return a panel of ROCs, logarithmic if it begins at a rate above zero."""
+    """Return a panel of ROCs, logarithmic if it begins at a rate above zero.
+
+    Of one group it has all statistics, of several the mean.
+    """
     log = least > 0.0
+    shown = [
+        (f"{found.statistic} of {group.name}", found)
+        for group in report.groups
+        for found in group.curves
+        if len(report.groups) == 1 or found.statistic == "mean"
+    ]
     series = []
-    for index, (name, found) in enumerate(shown_curves(report)):
+    for index, (name, found) in enumerate(shown):
         rates = zip(found.false_positive_rates, found.true_positive_rates, strict=True)
         # Of n held-out users the least rate above 0 is 1/n: nothing was measured left of it.
         points = [Point(*pair) for pair in rates if pair[0] > 0.0 or not log]

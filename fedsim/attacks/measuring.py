@@ -9,15 +9,20 @@ Table 6). Both losses of the gap (Figure 3) are on text that was never trained o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import spearmanr
 
-from fedsim.attacks.attack_report import Checkpoint, Curve, Group, Measured, Operating, Statistic
+from fedsim.attacks.attack_report import (
+    Checkpoint,
+    Curve,
+    Group,
+    Measured,
+    Operating,
+    Statistic,
+)
 from fedsim.attacks.roc import Measure, Scores, auroc, bootstrap, roc_curve
 from fedsim.attacks.roc import true_positive_rate as rate_at
 from fedsim.attacks.samples import AttackSamples, MemberSplit
@@ -28,37 +33,16 @@ from fedsim.seeding import stream
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
 
-@dataclass(frozen=True, eq=False)
-class LogRatios:
-    """The log ratios of users' samples, user after user.
+class LogRatios(NamedTuple):
+    """The log ratios of users' samples in nats; user i has values[offsets[i] : offsets[i + 1]]."""
 
-    Attributes:
-        values: (samples,) float64, in nats.
-        offsets: (users + 1,) int64: user i has values[offsets[i] : offsets[i + 1]].
-    """
-
-    values: npt.NDArray[np.float64]
+    values: Scores
     offsets: Indices
 
-    def of(self, users: Indices) -> LogRatios:
-        """Return those of some users, in the order given."""
-        counts = np.diff(self.offsets)[users]
-        return LogRatios(
-            self.values[runs(self.offsets[users], counts)],
-            np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        )
-
-    def statistic(self, which: Statistic, samples: int) -> Scores:
-        """Return each user's statistic over the first `samples` samples, (users,).
-
-        Raises:
-            ValueError: a user has fewer.
-        """
-        if samples < 1 or (np.diff(self.offsets) < samples).any():
-            raise ValueError(f"samples = {samples}: every user needs at least as many, at least 1")
-        first = self.values[self.offsets[:-1, None] + np.arange(samples)]
-        result: Scores = getattr(first, which)(axis=1)
-        return result
+    def __call__(self, users: Indices, samples: int) -> Scores:
+        """Return those of the first samples of some users, (users, samples)."""
+        found: Scores = self.values[self.offsets[users][:, None] + np.arange(samples)]
+        return found
 
 
 FALSE_POSITIVE_RATES = (0.001, 0.005, 0.01, 0.05, 0.1)  # Kandpal et al. 2023, Table 4
@@ -77,24 +61,21 @@ def measure_group(
         samples: numbers of a user's samples that the attacker uses; the largest is the headline.
         seed: of the bootstrap.
     """
-    attacked = np.concatenate([sides.inside, sides.outside])
-    attacked_ratios = ratios.of(attacked)
-    count = len(sides.inside)
+    inside, outside = (ratios(users, max(samples)) for users in (sides.inside, sides.outside))
     settings = [
         (statistic, number)
         for number in sorted(set(samples), reverse=True)
         for statistic in (STATISTICS if number > 1 else STATISTICS[:1])  # of one they are equal
     ]
     measured, curves = [], []
-    for statistic, number in settings:
-        scores = attacked_ratios.statistic(statistic, number)
-        inside, outside = scores[:count], scores[count:]
-        measured.append(measure(statistic, number, inside, outside, seed))
+    for which, number in settings:
+        scores = statistic(which, inside[:, :number]), statistic(which, outside[:, :number])
+        measured.append(measure(which, number, *scores, seed))
         if number == max(samples):
-            false, true = roc_curve(inside, outside)
+            false, true = roc_curve(*scores)
             curves.append(
                 Curve(
-                    statistic=statistic,
+                    statistic=which,
                     false_positive_rates=tuple(false.tolist()),
                     true_positive_rates=tuple(true.tolist()),
                 )
@@ -102,18 +83,23 @@ def measure_group(
     return Group.model_validate(
         {
             "name": name,
-            "users_in": count,
-            "users_out": len(sides.outside),
-            **{key: getattr(sides, key) for key in ("left_out_in", "left_out_out")},
+            "users_in": len(inside),
+            "users_out": len(outside),
+            "left_out_in": sides.left_out_in,
+            "left_out_out": sides.left_out_out,
             "measured": measured,
             "curves": curves,
         }
     )
 
 
-def measure(
-    statistic: Statistic, samples: int, inside: Scores, outside: Scores, seed: int
-) -> Measured:
+def statistic(which: Statistic, ratios: Scores) -> Scores:
+    """Return each user's statistic over (users, samples) log ratios, (users,)."""
+    result: Scores = getattr(ratios, which)(axis=1)
+    return result
+
+
+def measure(which: Statistic, samples: int, inside: Scores, outside: Scores, seed: int) -> Measured:
     """Return how well scores tell the two sides apart, each number with its interval."""
     measures: list[Measure] = [
         auroc,
@@ -133,7 +119,7 @@ def measure(
             )
         )
     return Measured(
-        statistic=statistic,
+        statistic=which,
         samples=samples,
         auroc=auroc(inside, outside),
         auroc_interval=(first.low, first.high),
@@ -162,9 +148,7 @@ def after_round(
         samples: number of a user's samples in the attack; the losses are of all samples.
     """
     ratios = LogRatios(before.nats - after.nats, known.offsets)
-    inside, outside = (
-        ratios.of(users).statistic("mean", samples) for users in (sides.inside, sides.outside)
-    )
+    inside, outside = (ratios(users, samples).mean(1) for users in (sides.inside, sides.outside))
     loss_in, loss_out = (_loss(known, users, after) for users in (sides.inside, sides.outside))
     return Checkpoint(
         round=round,

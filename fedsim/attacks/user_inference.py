@@ -159,7 +159,6 @@ def finite_scores(
 
 def _finished(run_dir: Path) -> RunReport:
     folder = RunFolder(run_dir)
-    folder.check_there()
     if not (folder.config.exists() and folder.is_trained() and folder.report.exists()):
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/, "

@@ -7,12 +7,9 @@ under the model that training started from and under the one that it gave away.
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -20,7 +17,7 @@ import numpy.typing as npt
 
 from fedsim.audit.canaries import flip_coins
 from fedsim.audit.f_dp import bound_in_family, own_family
-from fedsim.audit.one_run import OneRunBound, bound_from_canaries
+from fedsim.audit.one_run import CONFIDENCE, OneRunBound, bound_from_canaries
 from fedsim.audit.real_run import COINS, LOW, UNSERVED, RunAudit, check, told
 from fedsim.audit.text_canaries import add_users, copies, draw_texts
 from fedsim.config import Config
@@ -38,7 +35,6 @@ from fedsim.runner.training import train
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors
 from fedsim.utils.files import cache_dir
-from fedsim.utils.locks import LOCK, locked
 
 Method = Literal["f-dp", "steinke"]
 
@@ -78,20 +74,19 @@ class Attack:
     scores: npt.NDArray[np.float64]
     included: npt.NDArray[np.bool_]
 
-    def bound(self, method: Method, confidence: float) -> tuple[OneRunBound, float | None]:
+    def bound(self, method: Method) -> tuple[OneRunBound, float | None]:
         """Return the lower bound on ε and, by f-DP, the p-value of the claimed curve."""
         if method == "steinke":
-            plain = bound_from_canaries(
-                self.scores, self.included, delta=self.delta, confidence=confidence, shares=SHARES
+            return (
+                bound_from_canaries(self.scores, self.included, delta=self.delta, shares=SHARES),
+                None,
             )
-            return plain, None
         plan, rounds = self.plan, self.config.strategy.rounds
         return bound_in_family(
             self.scores,
             self.included,
             own_family(plan.cost, rounds, plan.relation, self.delta),
             delta=self.delta,
-            confidence=confidence,
             shares=SHARES,
         )
 
@@ -101,8 +96,6 @@ def audit_black_box(
     num_canaries: int,
     *,
     method: Method = "f-dp",
-    temperature: float = np.inf,
-    confidence: float = 0.95,
     coin_seed: int = 0,
 ) -> RunAudit:
     """Train once as the config says, with canary users, and bound ε by losses of the final model.
@@ -111,22 +104,20 @@ def audit_black_box(
         config: of a private run with Poisson, balanced or cyclic sampling.
         num_canaries: users whose coins are flipped; about half take part. At least 2.
         method: of the bound, chosen before: "steinke" (`one_run`) or "f-dp" (`f_dp`).
-        temperature: of the canaries' texts, see `draw_texts`.
-        confidence: of the bound.
         coin_seed: of canaries and coins: never the run's own randomness.
 
     Raises:
         ConfigError: as `attack`.
         DivergedError: the training gave no finite model.
     """
-    done = attack(config, num_canaries, temperature, coin_seed)
-    bound, p_value = done.bound(method, confidence)
+    done = attack(config, num_canaries, coin_seed)
+    bound, p_value = done.bound(method)
     perfect = replace(done, scores=done.included.astype(np.float64))
-    best, least = perfect.bound(method, confidence)
+    best, least = perfect.bound(method)
     audit = told(config, done.plan, (bound, best), int(done.included.sum()), coin_seed)
     return replace(
         audit,
-        could_refute=audit.could_refute or (least is not None and least < 1.0 - confidence),
+        could_refute=audit.could_refute or (least is not None and least < 1.0 - CONFIDENCE),
         attack="the final model's losses",
         method=method,
         p_value=p_value,
@@ -134,7 +125,7 @@ def audit_black_box(
     )
 
 
-def attack(config: Config, num_canaries: int, temperature: float, coin_seed: int) -> Attack:
+def attack(config: Config, num_canaries: int, coin_seed: int) -> Attack:
     """Train once with canaries and score them, see `audit_black_box`.
 
     A canary that the split holds out (`data.held_out_users`) is not trained on, whatever its coin
@@ -151,7 +142,7 @@ def attack(config: Config, num_canaries: int, temperature: float, coin_seed: int
             f"data.{key}: --black-box adds users of its own, whose texts have one owner; remove it"
         )
     length = materials.store.manifest["sequence_length"]
-    texts = draw_texts(materials.model, num_canaries, length, temperature, coin_seed)
+    texts = draw_texts(materials.model, num_canaries, length, coin_seed)
     included = flip_coins(num_canaries, coin_seed)
     final = train_with(config, materials, plan, texts, included)
     scores = losses_fallen(materials.model, final, texts)
@@ -173,8 +164,10 @@ def train_with(
     rounds = config.strategy.rounds
     device = default_device(config.executor.gpus_per_worker)
     start = materials.model.initial_parameters()
-    with scratch(cache_dir() / "audits") as folder:  # the text stays where it is kept already
-        store = folder / "store"
+    base = cache_dir() / "audits"  # the text stays where it is kept already
+    base.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=base) as folder:
+        store = Path(folder) / "store"
         add_users(materials, texts, included, copies(config), store)
         planted = _reading(config, plan, store)
         found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
@@ -184,20 +177,6 @@ def train_with(
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.model
-
-
-@contextmanager
-def scratch(base: Path) -> Iterator[Path]:
-    """Give an empty folder in `base`, gone after the block, and remove what killed blocks left."""
-    for left in base.glob("*"):
-        with suppress(OSError), locked(left / LOCK, waiting=None):  # also where another has it
-            shutil.rmtree(left, ignore_errors=True)
-    folder = base / secrets.token_hex(8)
-    with locked(folder / LOCK):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder)
 
 
 def _reading(config: Config, plan: RoundPlan, store: Path) -> Config:

@@ -19,6 +19,7 @@ bound weaker, never wrong.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from fedsim.accounting.accountants import epsilon_of_composition, profile_of_composition
 from fedsim.accounting.events import RoundCost
-from fedsim.audit.one_run import Guesses, OneRunBound, ways
+from fedsim.audit.one_run import CONFIDENCE, Guesses, OneRunBound, ways
 from fedsim.sampling import Relation
 
 Array = npt.NDArray[np.float64]
@@ -79,11 +80,9 @@ class Profile:
 
     def p_value(self, guesses: Guesses) -> float:
         """Return an upper bound on the probability of so many right guesses, or more."""
-        low, high = 0.0, 1.0
-        for _ in range(50):
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if self.refutes(guesses, middle) else (middle, high)
-        return high
+        parts = 2**50
+        refuted = bisect_left(range(1, parts), True, key=lambda n: self.refutes(guesses, n / parts))
+        return (refuted + 1) / parts
 
 
 Family = Callable[[float], tuple[Profile, float]]
@@ -124,7 +123,7 @@ def bound_in_family(
     family: Family,
     *,
     delta: float,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     shares: Sequence[float],
 ) -> tuple[OneRunBound, float]:
     """Return the ε of the strongest member that is refuted, and the p-value of the claim itself.
@@ -152,12 +151,10 @@ def bound_in_family(
 
     claim = family(1.0)[0]
     p_value = min(1.0, len(made) * min(claim.p_value(one) for one in made))
-    low, high, best = _LEAST - 1, _MOST + 1, None  # refuted from `high` on, not at `low`
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = refuting(2.0 ** (middle / _STEPS))
-        low, high, best = (low, middle, found) if found else (middle, high, best)
-    epsilon = family(2.0 ** (high / _STEPS))[1] if best else 0.0
+    scales = [2.0 ** (step / _STEPS) for step in range(_LEAST, _MOST + 1)]
+    first = bisect_left(scales, True, key=lambda scale: refuting(scale) is not None)
+    best = refuting(scales[first]) if first < len(scales) else None
+    epsilon = family(scales[first])[1] if best else 0.0
     told = best or made[0]
     bound = OneRunBound(epsilon, delta, confidence, len(scores), told.made, told.correct)
     return bound, p_value

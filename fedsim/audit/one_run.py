@@ -20,6 +20,7 @@ from scipy import optimize, special
 from fedsim.errors import ConfigError
 
 _LARGEST = 50.0  # e^50: no run can show as much
+CONFIDENCE = 0.95  # of every bound
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the canaries that are guessed
 
 
@@ -130,7 +131,7 @@ def bound_from_canaries(
     included: npt.NDArray[np.bool_],
     *,
     delta: float,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     shares: Sequence[float] = SHARES,
 ) -> OneRunBound:
     """Return the best bound over a few numbers of guesses that were fixed in advance.

@@ -2,9 +2,8 @@
 
 A canary says one token that no other canary says, again and again, in every example that it has.
 So whatever is chosen of its examples pulls the gradient the same way, further than a clip lets
-pass, and hardly along what other canaries or real users pull. The tokens are drawn from the model
-that training starts from, as Panda et al. 2025 (arXiv 2503.06808) draw texts; a high temperature
-makes them unlike the users' own.
+pass, and hardly along what other canaries or real users pull. All tokens are equally likely, as in
+Panda et al. 2025 (arXiv 2503.06808) at a high temperature: most are unlike the users' own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedsim.config import Config
 from fedsim.data.canaries import StoredRecords
@@ -28,36 +26,25 @@ from fedsim.seeding import stream
 _NAME = "\0canary "  # and a number; no user of a text is called so
 
 
-@torch.no_grad()
-def draw_texts(
-    model: LanguageModel, count: int, length: int, temperature: float, seed: int
-) -> Indices:
+def draw_texts(model: LanguageModel, count: int, length: int, seed: int) -> Indices:
     """Return the canaries' texts, (count, length) int64: a begin token, then one token repeated.
 
     Args:
-        model: tokens are drawn, without replacement, from its prediction of a text's first one, at
-            its starting parameters.
+        model: tokens are drawn, without replacement, from its vocabulary.
         count: number of texts.
         length: tokens of each, the begin token counted.
-        temperature: what the logits are divided by, > 0; inf draws all tokens alike.
         seed: of the draws.
 
     Raises:
-        ConfigError: more texts than tokens, or `temperature` out of range.
+        ConfigError: more texts than tokens.
     """
     begin, end = model.encode([""])[0]
-    if not temperature > 0.0:
-        raise ConfigError(f"--temperature = {temperature:g}: give a number above 0, or inf")
     if count > model.vocabulary_size - 2:
         raise ConfigError(
             f"--canaries = {count}: each says a token of its own, and {model.name} has "
             f"{model.vocabulary_size - 2}; give at most that"
         )
-    start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
-    logits = model.logits(start, torch.tensor([[begin]], device=model.device))[0, -1]
-    # The largest of logits with Gumbel noise are draws without replacement.
-    keys = logits.double().cpu().numpy() / temperature
-    keys += stream(seed, "audit", 2).gumbel(size=len(keys))
+    keys = stream(seed, "audit", 2).gumbel(size=model.vocabulary_size)
     keys[[begin, end]] = -np.inf
     texts = np.repeat(np.argsort(-keys)[:count, None], length, axis=1)
     texts[:, 0] = begin

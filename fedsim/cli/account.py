@@ -5,25 +5,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedsim.accounting.choice_of_delta import delta_sentence, is_promise
 from fedsim.cli.output import Json
 from fedsim.errors import ConfigError, about
-from fedsim.sampling import (
-    BalancedConfig,
-    BalancedSampling,
-    CyclicSampling,
-    FixedSizeSampling,
-    PoissonSampling,
-    Relation,
-    Sampling,
-    ShuffledSampling,
-    TruncatedPoissonSampling,
-    Wanted,
-)
+from fedsim.registry import part
+from fedsim.sampling import PoissonSampling, Relation, Sampling, Wanted
 from fedsim.utils.terminal import status_when_slow
 
 app = typer.Typer(
@@ -106,82 +96,47 @@ def uls(
     it: "banded" at the price of any cohort size, "blt" at that of whole groups, for which no cohort
     size is given. For both samplers the ε is that of all rounds: to stop early costs no less.
     """
-    if sampler == "balanced" and participations is None and cohort_size is not None:
-        _rate(sampling_probability, users, cohort_size)  # refuses what does not go together
-        wanted = Wanted(cohort_size, users or 0, users or 0, rounds, "--cohort-size", "users")
-        participations = BalancedSampling.build(BalancedConfig(), wanted).participations
-    elif sampler == "balanced" and (cohort_size or sampling_probability) is not None:
-        raise ConfigError(
-            f"--sampler = {sampler!r}: takes --participations alone, or --users and --cohort-size"
-        )
-    own = {
-        "truncated-poisson": ("--max-cohort-size", max_cohort_size),
-        "balanced": ("--participations", participations),
-        "cyclic": ("--groups", groups),
+    if relation is Relation.FIXED_GRAPH:
+        raise ConfigError("--relation fixed-graph: has no proved price where users are sampled")
+    options = {
+        "kind": sampler,
+        "max_cohort_size": max_cohort_size,
+        "participations": participations,
+        "groups": groups,
     }
-    for kind, (option, value) in own.items():
-        if (sampler == kind) != (value is not None):
-            raise ConfigError(
-                f"{option} = {value}: --sampler {kind} needs it, and only that sampler takes it"
-            )
-    rate = None
-    if sampler != "balanced" and not (
-        sampler == "cyclic" and sampling_probability is None and cohort_size is None
-    ):
-        rate = _rate(sampling_probability, users, cohort_size)
-    own_option = max_cohort_size or participations or groups
-    with about(f"--sampler {sampler}: "):
-        sampling = _sampling(sampler, rate, rounds, users, own_option)
-    _answer(
-        _Question(
-            sampling, "users", 1, rounds, delta, noise_multiplier, epsilon, accountant, relation
-        ),
-        users,
-        tradeoff=tradeoff,
-        as_json=as_json,
+    wanted = _wanted(sampling_probability, users, cohort_size, rounds)
+    asked = _Question(
+        *(_sampling(options, wanted), "users", 1, rounds, delta),
+        *(noise_multiplier, epsilon, accountant, relation),
     )
+    _answer(asked, users, tradeoff=tradeoff, as_json=as_json)
 
 
-def _sampling(
-    sampler: str, rate: float | None, rounds: int, users: int | None, number: int | None
-) -> Sampling:
-    """Return a sampler of users; `number` is its own option, `rate` None where it decides that."""
-    if sampler == "poisson" and rate is not None:
-        return PoissonSampling(rate)
-    if sampler == "balanced" and number is not None:
-        return BalancedSampling(rounds, number)
-    if sampler == "cyclic" and number is not None:
-        share = 1.0 if rate is None else rate * number
-        return CyclicSampling(rounds, number, min(1.0, share) if share < 1.0 + 1e-9 else share)
-    if sampler not in ("truncated-poisson", "fixed-size", "shuffled") or rate is None:
-        raise ConfigError(
-            f"--sampler = {sampler!r}: give poisson, truncated-poisson, fixed-size, shuffled, "
-            "balanced or cyclic"
-        )
-    if users is None:
-        raise ConfigError("--users = None: needs the number of users")
-    if number is not None:
-        return TruncatedPoissonSampling(rate, number, users)
-    size = round(rate * users)
-    if size and abs(rate * users - size) > 1e-9 * users:
-        raise ConfigError(f"{rate * users:g} of {users} users a round: needs a whole number")
-    kind = FixedSizeSampling if sampler == "fixed-size" else ShuffledSampling
-    return kind(size, users)
-
-
-def _rate(probability: float | None, users: int | None, cohort_size: float | None) -> float:
-    if probability is None and users is not None and cohort_size is not None:
-        if not 0.0 < cohort_size <= users:
-            raise ConfigError(
-                f"--cohort-size = {cohort_size:g}: give a number above 0, at most --users = {users}"
-            )
-        return cohort_size / users
-    if probability is None or cohort_size is not None:
+def _wanted(
+    probability: float | None, users: int | None, cohort_size: float | None, rounds: int
+) -> Wanted:
+    """Return what the sampler is built for; without --users, of a population of one."""
+    if cohort_size is not None and (probability is not None or users is None):
         raise ConfigError(
             f"--sampling-probability = {probability}, --users = {users}, --cohort-size = "
             f"{cohort_size}: give the probability, or --users and --cohort-size"
         )
-    return probability
+    population = users or 1
+    field = "--cohort-size" if probability is None else "--sampling-probability"
+    expected = cohort_size if probability is None else probability * population
+    return Wanted(expected, population, population, rounds, field, "users")
+
+
+def _sampling(options: dict[str, str | int | None], wanted: Wanted) -> Sampling:
+    """Return the sampler as `strategy.sampling` of a config would have it."""
+    from fedsim.config import parse_config
+
+    given = {key: value for key, value in options.items() if value is not None}
+    section = parse_config({"strategy": {"sampling": given}}).strategy.sampling
+    kind = part("samplers", section.kind, "--sampler")
+    with about(f"--sampler {section.kind}: "):
+        sampling: Sampling = kind.build(section, wanted)
+    return sampling
 
 
 @app.command()
@@ -204,15 +159,11 @@ def els(
     """Example-level sampling (ELS) with a cap on the examples of a user, accounted per user."""
     with about("--sampling-probability: "):
         sampling = PoissonSampling(sampling_probability)
-    _answer(
-        _Question(
-            *(sampling, "examples", group_size, rounds, delta),
-            *(noise_multiplier, epsilon, accountant, relation),
-        ),
-        users,
-        tradeoff=tradeoff,
-        as_json=as_json,
+    asked = _Question(
+        *(sampling, "examples", group_size, rounds, delta),
+        *(noise_multiplier, epsilon, accountant, relation),
     )
+    _answer(asked, users, tradeoff=tradeoff, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -239,11 +190,6 @@ class _Question:
             )
         if self.epsilon is not None and not 0.0 < self.epsilon < math.inf:
             raise ConfigError(f"--epsilon = {self.epsilon}: give a number > 0")
-        if self.relation is Relation.FIXED_GRAPH and self.noun == "users":
-            raise ConfigError(
-                f"--relation = {self.relation.value!r}: has no proved price where users are "
-                "sampled; ask for `fedsim account els`"
-            )
 
 
 def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: bool) -> None:
@@ -252,18 +198,18 @@ def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: boo
     from fedsim.accounting.accountants import epsilon as epsilon_of
     from fedsim.accounting.calibration import calibrate_noise_multiplier
     from fedsim.accounting.events import RoundCost
-    from fedsim.accounting.statement import PrivacyTerms, finite_or_none, noise_sentence
+    from fedsim.accounting.statement import PrivacyTerms, finite_or_none
     from fedsim.accounting.trade_off import TradeOff, attacker_sentence, gaussian_text
 
-    sampling, rounds, delta = asked.sampling, asked.rounds, asked.delta
+    rounds, delta = asked.rounds, asked.delta
     with about("--noise-multiplier: "):
-        cost = RoundCost(sampling, asked.noise_multiplier or 0.0, asked.units_per_user)
+        cost = RoundCost(asked.sampling, asked.noise_multiplier or 0.0, asked.units_per_user)
     unit_noise = replace(cost, noise_multiplier=1.0)
     chosen, relation = choose([unit_noise], asked.accountant, asked.relation)
     with status_when_slow("accounting"):
         if asked.epsilon is not None:
             noise = calibrate_noise_multiplier(
-                sampling=sampling,
+                sampling=asked.sampling,
                 units_per_user=asked.units_per_user,
                 rounds=rounds,
                 epsilon=asked.epsilon,
@@ -286,25 +232,21 @@ def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: boo
     if users is not None and not is_promise(delta, users):
         typer.echo(delta_sentence(delta, users, public=True), err=True)
     attacker = None if curve is None else curve.to_json()
-    if not as_json:
-        typer.echo(terms.sentence())
-        if attacker is not None:
-            hypothetical = not sampling.guaranteed
-            typer.echo(
-                attacker_sentence(
-                    attacker, relation.unit, relation.value, hypothetical=hypothetical
-                )
-            )
-            if (gaussian := gaussian_text(attacker)) is not None:
-                typer.echo(f"{gaussian[0].upper()}{gaussian[1:]}.")
+    if as_json:
+        found = {
+            "epsilon": finite_or_none(spent),
+            **terms.to_json(),
+            "guaranteed": terms.guaranteed,
+            "statement": terms.sentence(),
+            **({"trade_off": attacker} if tradeoff else {}),
+        }
+        typer.echo(json.dumps(found, allow_nan=False))
         return
-    infinite = math.isinf(spent)
-    found: dict[str, Any] = {
-        **terms.to_json(),
-        "epsilon": finite_or_none(spent),
-        "group_size": asked.units_per_user if asked.noun == "examples" else None,
-        "guaranteed": terms.guaranteed,
-        "secrecy": None if infinite else noise_sentence(None),
-        "diverges": infinite and chosen.name == "group-privacy" and cost.noise_multiplier > 0.0,
-    }
-    typer.echo(json.dumps(found | ({"trade_off": attacker} if tradeoff else {}), allow_nan=False))
+    typer.echo(terms.sentence())
+    if attacker is not None:
+        hypothetical = not terms.guaranteed
+        typer.echo(
+            attacker_sentence(attacker, relation.unit, relation.value, hypothetical=hypothetical)
+        )
+        if (gaussian := gaussian_text(attacker)) is not None:
+            typer.echo(f"{gaussian[0].upper()}{gaussian[1:]}.")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsim.cli.output import Json, RunDir, check_out
-from fedsim.utils.terminal import status_when_slow, table_console
+from fedsim.cli.output import Json, RunDir
+from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 if TYPE_CHECKING:
     from fedsim.attacks.attack_report import AttackReport
@@ -34,7 +34,8 @@ def attack_command(  # noqa: PLR0917 (each is an option)
         bool, typer.Option("--checkpoints", help="Also attack every checkpoint that the run kept.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write (default: RUN_DIR/attack).")
+        Path | None,
+        typer.Option(help="Folder to write (default: RUN_DIR/attack).", file_okay=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -48,8 +49,6 @@ def attack_command(  # noqa: PLR0917 (each is an option)
 
     folder = out or run_dir / "attack"
     RunFolder(run_dir).check_there()
-    check_out(run_dir / "attack" / "likelihoods" / "any", "RUN_DIR")
-    check_out(folder / "attack.json", "RUN_DIR" if out is None else "--out", key="auroc")
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints
@@ -63,39 +62,31 @@ def attack_command(  # noqa: PLR0917 (each is an option)
 
 
 def _show(report: AttackReport) -> None:
-    from rich.table import Table
-
     from fedsim.accounting.rounding import text_up
     from fedsim.report.wording import promised_text
 
     console = table_console()
     for group in report.groups:
-        table = Table(
-            title=f"{group.name}: {group.users_in} trained, {group.users_out} held out "
-            f"({group.left_out_in} and {group.left_out_out} with fewer samples left out)",
-            title_justify="left",
+        title = (
+            f"{group.name}: {group.users_in} trained, {group.users_out} held out "
+            f"({group.left_out_in} and {group.left_out_out} with fewer samples left out)"
         )
         rates = [f"{100 * o.false_positive_rate:g} %" for o in group.measured[0].operating]
-        for head in ("", "m", "AUROC", "interval", *rates):
-            table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        rows = []
         for row in group.measured:
             low, high = row.auroc_interval
             found = [o.true_positive_rate for o in row.operating]
             shown = ["–" if rate is None else f"{rate:.3f}" for rate in found]
-            cells = (f"{row.samples}", f"{row.auroc:.3f}", f"{low:.3f}–{high:.3f}", *shown)
-            table.add_row(row.statistic, *cells)
-        console.print(table)
+            auroc = (f"{row.samples}", f"{row.auroc:.3f}", f"{low:.3f}–{high:.3f}")
+            rows.append([row.statistic, *auroc, *shown])
+        console.print(table_of(title, ("", "m", "AUROC", "interval", *rates), rows))
     console.print(
         "m: samples of a user. Last columns: true positive rate at that false positive rate."
     )
     for state in report.checkpoints if len(report.checkpoints) > 1 else ():
         console.print(f"After round {state.round}: AUROC {state.auroc:.3f}.")
-    claimed = promised_text(report.privacy)
-    allowed = report.bound.auroc
-    console.print(
-        f"Promised: {claimed}; it allows an AUROC of {text_up(allowed, 3)}."
-        if allowed is not None
-        else f"Promised: {claimed}. {report.bound.reason}",
-        markup=False,
-    )
+    console.print(f"Promised: {promised_text(report.privacy)}.", markup=False)
+    if report.bound.auroc is not None:
+        console.print(f"It allows an AUROC of {text_up(report.bound.auroc, 3)}.")
+    console.print(report.bound.reason, markup=False)
     console.print(report.note, markup=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from fedsim.cli.output import Json, Overrides, check_out
+from fedsim.cli.output import Json, Overrides
 from fedsim.utils.terminal import progress_console, table_console
 
 if TYPE_CHECKING:
@@ -42,20 +42,14 @@ def audit_command(  # noqa: PLR0917 (each is an option)
             help="With --black-box: the bound (default: f-dp); choose it before you see a result."
         ),
     ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="With --black-box: temperature at which the tokens of canaries are drawn "
-            "(default: inf, all tokens equally likely)."
-        ),
-    ] = None,
     overrides: Overrides = None,
     coin_seed: Annotated[
         int,
         typer.Option(help="Seed of canaries and their coins; another seed is a fresh audit."),
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for audit.json (default: runs/audit).")
+        Path | None,
+        typer.Option(help="Folder for audit.json (default: runs/audit).", file_okay=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -66,20 +60,14 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     from fedsim.errors import ConfigError
     from fedsim.utils.files import write_atomically
 
-    if not black_box and (bound is not None or temperature is not None):
-        raise ConfigError("--bound, --temperature: are for --black-box; give that, or neither")
+    if not black_box and bound is not None:
+        raise ConfigError("--bound: is for --black-box; give both, or neither")
     path = (out or Path("runs/audit")) / _FILE
-    check_out(path)
     file = config / "config.toml" if config.is_dir() else config
     loaded = load_config(file, overrides or [])
     if black_box:
-        audit = audit_black_box(
-            loaded,
-            canaries,
-            method=bound or "f-dp",
-            temperature=float("inf") if temperature is None else temperature,
-            coin_seed=coin_seed,
-        )
+        method = bound or "f-dp"
+        audit = audit_black_box(loaded, canaries, method=method, coin_seed=coin_seed)
     else:
         audit = audit_run(loaded, canaries, coin_seed=coin_seed)
     _show_run(audit, progress_console() if as_json else table_console())

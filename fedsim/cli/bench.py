@@ -53,10 +53,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a line a row; columns are what any row has, but for the details."""
     columns = dict.fromkeys(key for row in rows for key in row if key != "details")
     words = {key for row in rows for key in row if not isinstance(row[key], int | float | None)}
-    table = table_of("Median wall-clock seconds", columns, left=words)
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    return table
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    return table_of("Median wall-clock seconds", columns, cells, left=words)
 
 
 def _cell(value: object) -> str:

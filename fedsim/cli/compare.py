@@ -15,10 +15,9 @@ from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
     from fedsim.sweep.cells import Cell
-    from fedsim.sweep.compare import Sweep
     from fedsim.sweep.jobs import Runner
 
-FAILED, WRONG_INPUT, BUDGET_SPENT = 1, 2, 3
+FAILED, BUDGET_SPENT = 1, 3
 _SEVERAL = ("--epsilon", "--delta", "--budget")
 
 
@@ -118,6 +117,7 @@ def compare_command(
         status = _measure(cells, out, tuned or [], seeds or 1, runner)
     else:
         status = _sweep(sources, out, variations, overrides or [], runner)
+    typer.echo(f"Report: {out / 'comparison.html'}")
     if status:
         raise typer.Exit(status)
 
@@ -125,14 +125,20 @@ def compare_command(
 def _sweep(
     sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
 ) -> int:
-    from fedsim.report.comparison import terminal_table
+    from fedsim.report.comparison import comparison_table
     from fedsim.sweep.compare import sweep
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
-    if result.comparison is not None:
-        table_console().print(terminal_table(result.comparison).rich())
-        typer.echo(f"Report: {out / 'comparison.html'}")
-    return _say_what_went_wrong(result, out)
+    table_console().print(comparison_table(result.comparison).rich())
+    heads = {"budget spent": "Stopped", "halted": "Stopped", "diverged": "Diverged"}
+    for outcome in result.outcomes:
+        if outcome.ending != "finished":
+            head = heads.get(outcome.ending, "Failed")
+            typer.echo(f"{head}: {outcome.name}: {outcome.reason}", err=True)
+    endings = {outcome.ending for outcome in result.outcomes}
+    if endings & {"failed", "wrong input", "halted"}:
+        return FAILED
+    return BUDGET_SPENT if "budget spent" in endings else 0
 
 
 def _cells(
@@ -151,7 +157,7 @@ def _cells(
 
 def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
     from fedsim.report.comparison_folder import write_grid
-    from fedsim.report.differences import FEW, differences_table
+    from fedsim.report.differences import differences_table
     from fedsim.report.grid_result import grid_table
     from fedsim.sweep.cells import parse_variation
     from fedsim.sweep.measure import measure
@@ -162,9 +168,8 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
         result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
         write_grid(result, out)
     table_console().print(grid_table(result).rich())
-    if (pairs := differences_table(result, FEW)) is not None:
+    if (pairs := differences_table(result)) is not None:
         table_console().print(pairs.rich())
-    typer.echo(f"Report: {out / 'comparison.html'}")
     failures = [reason for line in result.lines for reason in line.failures]
     stopped = [reason for line in result.lines for reason in line.stopped]
     for what, reasons in (("Stopped", stopped), ("Failed", failures)):
@@ -192,24 +197,6 @@ def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
             f"--workers {workers}, --address {address!r}: runs side by side need --grid ray"
         )
     return one_after_another
-
-
-def _say_what_went_wrong(result: Sweep, out: Path) -> int:
-    """List failed, stopped and diverged runs on standard error, and return the exit status."""
-    endings = {outcome.ending for outcome in result.outcomes}
-    heads = {"budget spent": "Stopped", "halted": "Stopped", "diverged": "Diverged"}
-    for outcome in result.outcomes:
-        if (head := heads.get(outcome.ending)) is not None:
-            typer.echo(f"{head}: {outcome.name}: {outcome.reason}", err=True)
-    for failure in result.failures:
-        trace = out / f"{failure.name}.error.txt"
-        typer.echo(f"Failed: {failure.name}: {failure.reason} (see {trace})", err=True)
-    if result.failures:
-        wrong = all(failure.ending == "wrong input" for failure in result.failures)
-        return WRONG_INPUT if wrong and result.comparison is None else FAILED
-    if "halted" in endings:
-        return FAILED
-    return BUDGET_SPENT if "budget spent" in endings else 0
 
 
 def _are_numbers(text: str) -> bool:

@@ -11,7 +11,7 @@ import typer
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 
-from fedsim.cli.output import Json, RunDir, check_out
+from fedsim.cli.output import Json, RunDir
 from fedsim.utils.section import MOST
 from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
@@ -35,7 +35,10 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         typer.Option(min=1, max=MOST, help="With --personalise: examples per local step."),
     ] = 8,
     out: Annotated[
-        Path | None, typer.Option(help="The JSON file to write (default: RUN_DIR/evaluation.json).")
+        Path | None,
+        typer.Option(
+            help="The JSON file to write (default: RUN_DIR/evaluation.json).", dir_okay=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -47,15 +50,12 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     """
     from fedsim.errors import ConfigError
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
-    from fedsim.runner.folder import RunFolder
     from fedsim.utils.files import write_atomically
 
     if not 0.0 < learning_rate < math.inf:
         raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
     local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
     place = out or run_dir / "evaluation.json"
-    RunFolder(run_dir).check_there()
-    check_out(place, "RUN_DIR" if out is None else "--out", key="stages")
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)
     plain = to_jsonable_python(answer, inf_nan_mode="null")
@@ -69,21 +69,24 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
 
 def _show(answer: dict[str, Any], console: Console) -> None:
     heads = ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike")
-    table = table_of("Held-out text, nats a predicted token", heads)
-    for stage, scores in answer["stages"].items():
-        for what in ("held_out_examples", "held_out_users"):
-            one = scores[what]
-            if one["tokens"]:
-                table.add_row(
-                    f"{stage}, {what.replace('_', ' ')}",
-                    f"{one['users']:,}",
-                    f"{one['tokens']:,}",
-                    f"{one['loss']:.4f}",
-                    f"{one['perplexity']:.2f}",
-                    f"{one['accuracy_top1']:.2%}",
-                    f"{one['user_loss']:.4f}",
-                )
-    console.print(table)
+    formats = {
+        "users": ",",
+        "tokens": ",",
+        "loss": ".4f",
+        "perplexity": ".2f",
+        "accuracy_top1": ".2%",
+        "user_loss": ".4f",
+    }
+    rows = [
+        [
+            f"{stage}, {what.replace('_', ' ')}",
+            *(f"{scores[what][k]:{f}}" for k, f in formats.items()),
+        ]
+        for stage, scores in answer["stages"].items()
+        for what in ("held_out_examples", "held_out_users")
+        if scores[what]["tokens"]
+    ]
+    console.print(table_of("Held-out text, nats a predicted token", heads, rows))
     for stage, scores in answer["stages"].items():
         written = [repr(text) for text in scores["samples"]]
         console.print(f"{stage} writes:", *written, sep="\n  ", markup=False, emoji=False)
@@ -98,11 +101,11 @@ def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     who = f"{answer['users']:,} held-out users, {left}"
     title = f"Personalised for {who} ({settings})"
     heads = ("", "parameters", "loss without", "personalised", "users helped", "diverged")
-    table = table_of(title, heads)
+    rows = []
     for stage in ("initial", "final"):
         one = answer[stage]
         losses = (one[part]["user_loss"] for part in ("without", "personalised"))
         cells = ["–" if loss is None else f"{loss:.4f}" for loss in losses]
         counts = (f"{one['users_helped']}", f"{one['users_diverged']}")
-        table.add_row(stage, f"{one['parameters_moved']:,}", *cells, *counts)
-    console.print(table)
+        rows.append([stage, f"{one['parameters_moved']:,}", *cells, *counts])
+    console.print(table_of(title, heads, rows))

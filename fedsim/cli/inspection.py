@@ -4,22 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from fedsim.data.doubtful_names import Doubt
-from fedsim.utils.terminal import table_console
+from fedsim.utils.terminal import table_console, table_of
 
 
 def print_inspection(found: dict[str, Any]) -> None:
     """Print what `inspect_store` found: facts, quantiles, what was dropped, a note."""
+    facts = [
+        ("store", found["store"]),
+        ("source", found["source"]),
+        *((key, f"{found[key]:,}") for key in ("users", "examples", "tokens")),
+        ("examples per user", f"{found['examples_per_user']['mean']:,.1f} on average"),
+        ("loss on", f"{found['loss_on']} ({found['counted_tokens']:,} tokens count)"),
+        ("longest example", f"{found['sequence_length']} ({found['cutting']})"),
+    ]
+    dropped = [(reason, f"{count:,}") for reason, count in found["dropped"].items()]
     console = table_console()
-    console.print(_facts(found))
+    for term, value in facts:
+        console.print(f"{term:<18}{value}", markup=False, highlight=False)
     console.print(_quantiles(found["quantiles"]))
-    console.print(_dropped(found["dropped"]))
+    console.print(table_of("", ("dropped", "count"), dropped or [("nothing", "0")], ("dropped",)))
     if "owners" in found:
-        _print_owners(console, found["owners"], found["examples"])
+        owners = found["owners"]
+        console.print(
+            f"{owners['owners']:,} owners, {owners['wrote_nothing']:,} of whom are the user of no "
+            "text: els keeps examples of which no owner has more than group_size"
+        )
+        console.print(
+            _quantiles({key: owners[key] for key in ("owners_per_example", "examples_per_owner")})
+        )
+        console.print(_kept(owners["kept"], found["examples"]))
     for doubt in found["doubtful_names"]:
         console.print(f"{Doubt(**doubt).sentence}.", markup=False)
     group = found["group_size"]
@@ -30,46 +46,22 @@ def print_inspection(found: dict[str, Any]) -> None:
     console.print(found["note"])
 
 
-def _print_owners(console: Console, found: dict[str, Any], examples: int) -> None:
-    console.print(
-        f"{found['owners']:,} owners, {found['wrote_nothing']:,} of whom are the user of no text: "
-        "els keeps examples of which no owner has more than group_size"
-    )
-    console.print(
-        _quantiles({key: found[key] for key in ("owners_per_example", "examples_per_owner")})
-    )
-    rules = [key for key in found["kept"][0] if key != "group_size"]
-    table = Table("group_size", *rules, title="examples kept, by bounding and selection", box=None)
-    for row in found["kept"]:
-        table.add_row(
-            str(row["group_size"]),
-            *(f"{row[rule]:,} ({row[rule] / examples:.0%})" for rule in rules),
-        )
-    console.print(table)
-
-
-def _facts(found: dict[str, Any]) -> Table:
-    facts = Table(show_header=False, box=None)
-    for key in ("store", "source"):
-        facts.add_row(key, Text(found[key], overflow="fold"))
-    for key in ("users", "examples", "tokens"):
-        facts.add_row(key, f"{found[key]:,}")
-    facts.add_row("examples per user", f"{found['examples_per_user']['mean']:,.1f} on average")
-    facts.add_row("loss on", f"{found['loss_on']} ({found['counted_tokens']:,} tokens count)")
-    facts.add_row("longest example", f"{found['sequence_length']} ({found['cutting']})")
-    return facts
-
-
 def _quantiles(found: dict[str, dict[str, int]]) -> Table:
     levels = next(iter(found.values()))
-    table = Table("quantile", *(f"{float(level):.0%}" for level in levels), box=None)
-    for name, values in found.items():
-        table.add_row(name.replace("_", " "), *(f"{value:,}" for value in values.values()))
-    return table
+    heads = ("quantile", *(f"{float(level):.0%}" for level in levels))
+    rows = [
+        [name.replace("_", " "), *(f"{value:,}" for value in values.values())]
+        for name, values in found.items()
+    ]
+    return table_of("", heads, rows, left=("quantile",))
 
 
-def _dropped(counts: dict[str, int]) -> Table:
-    table = Table("dropped", "count", box=None)
-    for reason, count in counts.items() or [("nothing", 0)]:
-        table.add_row(reason, f"{count:,}")
-    return table
+def _kept(rows: list[dict[str, int]], examples: int) -> Table:
+    cells = [
+        [
+            f"{value}" if key == "group_size" else f"{value:,} ({value / examples:.0%})"
+            for key, value in row.items()
+        ]
+        for row in rows
+    ]
+    return table_of("Examples kept, by bounding and selection", rows[0], cells)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 from fedsim.utils.machine import BRIEF_WAITING, collect_garbage_rarely
 
@@ -146,7 +146,7 @@ account_app.command(name="verify")(verify_command)
 app.add_typer(account_app, name="account")
 
 
-class _ToStandardError(logging.StreamHandler[TextIO]):
+class _ToStandardError(logging.Handler):
     """Writes to what is standard error when a line comes: a bar takes it over while it is shown.
 
     A warning once: what is said of the data is said of each of fifty candidates of a search.
@@ -158,18 +158,10 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        words = record.getMessage()
+        words = self.format(record)
         if record.levelno != logging.WARNING or words not in self._warned:
             self._warned |= {words}
-            super().emit(record)
-
-    @property
-    def stream(self) -> TextIO:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, _: TextIO) -> None:
-        pass
+            print(words, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> None:

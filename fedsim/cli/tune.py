@@ -54,8 +54,8 @@ def tune_command(
     their number.
     """
     from fedsim.errors import ConfigError
-    from fedsim.report.schema import CoveredScores, load_report
-    from fedsim.report.wording import scores_label, scores_text
+    from fedsim.report.schema import CoveredScores
+    from fedsim.report.wording import PRIVATE_SCORES, scores_text
     from fedsim.sweep.cells import expand, parse_variation
     from fedsim.sweep.search import RESULT, prepare, run_search
 
@@ -93,5 +93,5 @@ def tune_command(
     scores = scores_text(CoveredScores(**result["private_scores"]))
     chosen = ", ".join(f"{label} = {value}" for label, value in result["chosen"].items())
     typer.echo(result["statement"])
-    typer.echo(f"Chosen: {chosen}.\n{scores_label(load_report(winner).privacy)}: {scores}")
+    typer.echo(f"Chosen: {chosen}.\n{PRIVATE_SCORES}: {scores}")
     typer.echo(f"Run: {winner}")

@@ -7,53 +7,29 @@ A comparison keeps the whole report of each run, so that no rendering can show a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from fedsim.errors import ConfigError
-from fedsim.report.figures import (
-    UNCOVERED,
-    Axis,
-    Chart,
-    Level,
-    Panel,
-    Point,
-    Series,
-    curve,
-    epsilon_panel,
-    start_levels,
-    trade_off_panel,
-)
-from fedsim.report.html import render_page
+from fedsim.report.figures import UNCOVERED, Axis, Chart, Level, Panel, Point, Series
+from fedsim.report.html import LabelledRun, panels_over_rounds, render_page
 from fedsim.report.schema import Record, RoundMetrics, RunReport, Scores, is_finite
-from fedsim.report.style import colour, dash, shorten
+from fedsim.report.style import colour, shorten
 from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
 from fedsim.report.wording import (
     NOT_COVERED,
     NOTHING,
     TIES,
     TOGETHER,
-    better_than_non_private,
     count_text,
     decimal_text,
-    delta_text,
     duration_text,
     epsilon_cell,
     percent_text,
     terms_text,
 )
 
-HEADS = (
-    *("run", "strategy", "held-out loss", "perplexity", "top-1 accuracy", "ε", "δ"),
-    *("σ (noise multiplier)", "unit", "gradients", "time"),
-)
-# A terminal has 80 columns: heads as short as the numbers under them.
-TERMINAL_HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
-_IN_THE_NOTES = (6, 8)  # δ and the unit, which stand there with the other terms of ε
+# A terminal has 80 columns: heads as short as the numbers under them. The notes have the terms.
+HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
 
-DIFFERENT_TEXT = "were scored on different held-out text"
 DIFFERENT_BUDGETS = "had different gradient budgets"
-
-LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
 
 
 class ComparedRun(Record):
@@ -74,8 +50,9 @@ class Start(Record):
 class Comparison(Record):
     """Runs in the order given, their starting points, and sentences for reading the table.
 
-    `captions` has for each run the terms of its ε; `notes` names differences that make runs hard
-    to compare: δ, units, relations, held-out text, budgets, and runs that ended early.
+    `captions` has the terms of each ε, behind the labels of its runs; `notes` names differences
+    that make runs hard to compare: δ, units, relations, held-out text, budgets, and runs that ended
+    early.
     """
 
     starts: tuple[Start, ...]
@@ -89,13 +66,7 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
 
     Args:
         reports: (label, report, metrics) of each run; labels differ from each other.
-
-    Raises:
-        ConfigError: no runs, or two with the same label.
     """
-    labels = [label for label, _, _ in reports]
-    if not labels or len(set(labels)) < len(labels):
-        raise ConfigError(f"runs = {labels}: give at least one run, and none twice")
     runs = tuple(
         ComparedRun(
             label=label,
@@ -104,47 +75,44 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
         )
         for label, report, metrics in reports
     )
+    captions: dict[str, list[str]] = {}
+    for run in runs:
+        privacy = run.report.privacy
+        terms = ". ".join([terms_text(privacy), *privacy.earlier_training])
+        captions.setdefault(terms, []).append(run.label)
     early = [
         f"Stopped early: {run.label} after {run.report.cost.rounds} of "
         f"{run.report.cost.planned_rounds} rounds."
         for run in runs
         if run.report.ended_early
     ]
-    plain = [run.report.utility.final.loss for run in runs if run.report.name == "non-private"]
-    better = [
-        run.label
-        for run in runs
-        if run.report.name != "non-private"
-        and any(run.report.utility.final.loss < loss for loss in plain)
-    ]
     return Comparison(
         starts=tuple(_starts(runs)),
         runs=runs,
-        captions=tuple(
-            ". ".join([f"{label}: {terms_text(run.privacy)}", *run.privacy.earlier_training])
-            for label, run, _ in reports
-        ),
-        notes=(
-            *comparison_notes([run.report for run in runs]),
-            *early,
-            *better_than_non_private(better),
-        ),
+        captions=tuple(f"{', '.join(names)}: {terms}" for terms, names in captions.items()),
+        notes=(*comparison_notes([run.report for run in runs]), *early),
     )
 
 
 def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
     """Return warnings to read before the ε, losses and costs of these runs are compared."""
-    private = [report.privacy for report in reports if report.privacy.epsilon is not None]
-    apart = "their ε are not directly comparable"
-    checks: list[tuple[str, set[object]]] = [
-        (f"have different δ; {apart}", {terms.delta for terms in private}),
-        (f"protect different units; {apart}", {terms.unit for terms in private}),
-        (f"use different neighbouring relations; {apart}", {terms.relation for terms in private}),
-        (f"mix ε with hypothetical ones; {apart}", {terms.hypothetical for terms in private}),
-        (f"have secret noise and seeded noise; {apart}", {terms.noise for terms in private}),
-        (DIFFERENT_TEXT, {held_out_text(report) for report in reports}),
-    ]
-    notes = [f"The runs {text}." for text, values in checks if len(values) > 1]
+    promises = {
+        (terms.delta, terms.unit, terms.relation, terms.hypothetical, terms.noise)
+        for terms in (report.privacy for report in reports)
+        if terms.epsilon is not None
+    }
+    held_out = {
+        (report.data.source, report.data.held_out_examples, report.utility.final.tokens)
+        for report in reports
+    }
+    notes = []
+    if len(promises) > 1:
+        notes.append(
+            "The runs differ in δ, unit, neighbouring relation or kind of ε; their ε are not "
+            "directly comparable."
+        )
+    if len(held_out) > 1:
+        notes.append("The runs were scored on different held-out text.")
     # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
     budgets = [report.cost.expected_gradients or report.cost.gradients for report in reports]
     if budgets and max(budgets) > 1.01 * min(budgets):
@@ -152,13 +120,8 @@ def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
     return notes
 
 
-def held_out_text(report: RunReport) -> tuple[str, int, int]:
-    """Return a key that differs between runs which were scored on different text."""
-    return report.data.source, report.data.held_out_examples, report.utility.final.tokens
-
-
 def comparison_table(comparison: Comparison) -> Table:
-    """Return the table of the files, with the terms of each ε; its CSV has every field."""
+    """Return the table, with the terms of each ε as notes; its CSV has every field."""
     starts, runs = comparison.starts, comparison.runs
     promised = any(run.report.privacy.epsilon is not None for run in runs)
     together = [TOGETHER] if promised and len(runs) > 1 else []
@@ -167,45 +130,24 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(
         HEADS,
         [
-            *([start.label, NOTHING, *_scores(start.scores), *6 * [NOTHING]] for start in starts),
+            *([start.label, *_scores(start.scores), *4 * [NOTHING]] for start in starts),
             *(_cells(run.label, run.report) for run in runs),
         ],
         notes=[*comparison.captions, UTILITY_NOTE, *together, *comparison.notes],
-        left=(0, 1, 8),
         dim=range(len(starts)),
-        records=[
-            *(_record("start", start.label, start.scores) for start in starts),
-            *(_record("run", run.label, run.report.utility.final, run.report) for run in runs),
-        ],
+        records=[_record(run.label, run.report) for run in runs],
     )
 
 
-def terminal_table(comparison: Comparison) -> Table:
-    """Return the table with shorter heads, and the strategy behind a name that lacks it."""
-    table = comparison_table(comparison)
-    rows = []
-    for row in table.rows:
-        label, strategy, *numbers = (
-            cell for place, cell in enumerate(row) if place not in _IN_THE_NOTES
-        )
-        named = strategy == NOTHING or strategy in label
-        rows.append([label if named else f"{label} ({strategy})", *numbers])
-    return replace(table, heads=TERMINAL_HEADS, rows=rows, left=(0,))
-
-
 def _cells(label: str, report: RunReport) -> list[str]:
-    privacy, cost = report.privacy, report.cost
-    promised = privacy.epsilon is not None  # a δ without an ε would suggest a guarantee
+    scores = _scores(report.utility.final)
     return [
-        label,
-        report.name,
-        *(["diverged", NOTHING, NOTHING] if report.diverged else _scores(report.utility.final)),
-        epsilon_cell(privacy),
-        delta_text(privacy.delta) if promised else NOTHING,
-        decimal_text(privacy.noise_multiplier),
-        privacy.unit if promised else NOTHING,
-        count_text(cost.gradients),
-        duration_text(cost.seconds),
+        label if report.name in label else f"{label} ({report.name})",
+        *(["diverged", NOTHING, NOTHING] if report.diverged else scores),
+        epsilon_cell(report.privacy),
+        decimal_text(report.privacy.noise_multiplier),
+        count_text(report.cost.gradients),
+        duration_text(report.cost.seconds),
     ]
 
 
@@ -214,21 +156,17 @@ def _scores(scores: Scores) -> list[str]:
     return [loss, perplexity, percent_text(scores.accuracy_top1)]
 
 
-def _record(
-    kind: str, label: str, scores: Scores, report: RunReport | None = None
-) -> dict[str, object]:
-    """Return a line of the CSV; a starting point has scores alone."""
-    cost = None if report is None else report.cost
-    names = ("gradients", "seconds", "rounds", "planned_rounds")
+def _record(label: str, report: RunReport) -> dict[str, object]:
+    utility = report.utility
     return {
-        "kind": kind,
         "label": label,
-        "run": None if report is None else report.title,
-        "strategy": None if report is None else report.name,
-        **scores.model_dump(include={"loss", "perplexity", "accuracy_top1"}),
-        **privacy_record(None if report is None else report.privacy),
-        "diverged": None if report is None else report.diverged is not None,
-        **{name: getattr(cost, name, None) for name in names},
+        "run": report.title,
+        "strategy": report.name,
+        "start_loss": utility.initial.loss,
+        **utility.final.model_dump(include={"loss", "perplexity", "accuracy_top1"}),
+        **privacy_record(report.privacy),
+        "diverged": report.diverged is not None,
+        **report.cost.model_dump(include={"gradients", "seconds", "rounds", "planned_rounds"}),
     }
 
 
@@ -251,52 +189,23 @@ def _starts(runs: Sequence[ComparedRun]) -> list[Start]:
 
 def render_comparison(comparison: Comparison) -> str:
     """Return the page of several runs: each one's promise, the table, the plots."""
-    runs = comparison.runs
-    terms = ". ".join(f"{run.label}: {terms_text(run.report.privacy)}" for run in runs)
-    panels, spent, bounds = [_loss_panel(comparison)], [], []
-    for index, run in enumerate(runs):
-        label, privacy = shorten(run.label, 40), run.report.privacy
-        if privacy.epsilon is None:  # an ε on the way to no guarantee means nothing
-            continue
-        points = [(line.round, line.epsilon) for line in run.evaluated if is_finite(line.epsilon)]
-        spent.append(curve(label, points, colour(index), dash(index)))
-        if privacy.trade_off is not None:
-            bounds.append((label, privacy.trade_off, colour(index), dash(index)))
-    if any(series.points for series in spent):
-        panels.append(epsilon_panel(f"{terms}.", spent))
-    if bounds:
-        panels.append(trade_off_panel(f"{terms}.", bounds))
     return render_page(
         "comparison.html.jinja",
         comparison=comparison,
         table=comparison_table(comparison),
-        panels=panels,
+        panels=_panels(comparison),
     )
 
 
 def comparison_chart(comparison: Comparison) -> Chart:
     """Return the picture: held-out loss over rounds, and final perplexity, of every run."""
-    grouped: dict[str, list[str]] = {}
-    for run in comparison.runs:
-        grouped.setdefault(terms_text(run.report.privacy), []).append(shorten(run.label, 30))
-    terms = [f"{', '.join(labels)}: {text}." for text, labels in grouped.items()]
-    panels = [_loss_panel(comparison), _perplexity_panel(comparison)]
-    return Chart([panels], [*terms, f"Loss and perplexity: {NOT_COVERED}."])
+    panels = [_panels(comparison)[0], _perplexity_panel(comparison)]
+    return Chart([panels], [*comparison.captions, f"Loss and perplexity: {NOT_COVERED}."])
 
 
-def _loss_panel(comparison: Comparison) -> Panel:
-    series = []
-    for index, run in enumerate(comparison.runs):
-        points = [(line.round, line.held_out.loss) for line in run.evaluated if line.held_out]
-        series.append(curve(shorten(run.label, 40), points, colour(index), dash(index)))
-    return Panel(
-        "loss",
-        "Held-out loss",
-        UNCOVERED,
-        series,
-        y=Axis("nats a token"),
-        levels=start_levels(start.scores.loss for start in comparison.starts),
-    )
+def _panels(comparison: Comparison) -> list[Panel]:
+    runs = [(run.label, run.report, run.evaluated) for run in comparison.runs]
+    return panels_over_rounds(runs, f"{'. '.join(comparison.captions)}.")
 
 
 def _perplexity_panel(comparison: Comparison) -> Panel:

@@ -43,18 +43,14 @@ def write_comparison(
     """
     reports = [load_report(run_dir) for run_dir in run_dirs]
     metrics = [load_metrics(run_dir) for run_dir in run_dirs]
-    places = [run_dir.resolve() for run_dir in run_dirs]
     known = arms or {}
     labelled = [
         known.get(run_dir, (report.title, {}))
         for run_dir, report in zip(run_dirs, reports, strict=True)
     ]
-    ways = (
-        [", ".join(parts) for parts in label_parts(labelled)],
-        [f"{place.parent.name}/{place.name}" for place in places],
-        [str(place) for place in places],
-    )
-    labels = next((labels for labels in ways if len(set(labels)) == len(labels)), ways[-1])
+    labels = [", ".join(parts) for parts in label_parts(labelled)]
+    if len(set(labels)) < len(labels):
+        labels = [str(run_dir) for run_dir in run_dirs]
     comparison = compare(list(zip(labels, reports, metrics, strict=True)))
     page, chart = render_comparison(comparison), comparison_chart(comparison)
     _write(out, comparison, [comparison_table(comparison)], chart, page)

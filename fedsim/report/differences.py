@@ -10,7 +10,6 @@ from fedsim.report.intervals import Difference, difference
 from fedsim.report.tables import Table
 from fedsim.report.wording import NOTHING
 
-FEW = 20  # rows for a terminal
 HEADS = ("arms", "difference in loss", "unpaired", "seeds")
 
 
@@ -31,14 +30,15 @@ def differences(lines: Sequence[CellResult]) -> tuple[Difference, ...]:
     return tuple(pair for _, pair in sorted(found, key=lambda entry: entry[0]))
 
 
-def differences_table(result: GridResult, most: int | None = None) -> Table | None:
-    """Return a row for each pair, of at most `most` pairs; None without any."""
-    parts, pairs = line_parts(result.lines), result.differences[:most]
-    if not pairs:
+def differences_table(result: GridResult) -> Table | None:
+    """Return a row for each pair; None without any."""
+    if not result.differences:
         return None
-    rows = [[_pair_text(parts[pair.first], parts[pair.second]), *_numbers(pair)] for pair in pairs]
-    if hidden := len(result.differences) - len(pairs):
-        rows.append([f"… and {hidden} more in comparison.html", *3 * [""]])
+    parts = line_parts(result.lines)
+    rows = [
+        [_pair_text(parts[pair.first], parts[pair.second]), *_numbers(pair)]
+        for pair in result.differences
+    ]
     return Table(HEADS, rows, _notes(result))
 
 

@@ -12,6 +12,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -27,11 +28,10 @@ from fedsim.report.style import INK, MUTED, RULE, shorten
 Form = Literal["png", "svg", "pdf"]
 FORMS: tuple[Form, ...] = ("png", "svg", "pdf")
 WIDTH, PAGE_WIDTH = 8.0, 3.9  # inches: of a picture, of a panel in a page
+MOST = 200  # points of a curve in a page
 DPI = 200  # of a PNG
-# Inches: a row of panels, above and below its axes, lines of text, a row in a panel.
-PANEL, TITLE, FOOT = 2.6, 0.42, 0.45
-LEGEND_LINE, NOTE_LINE, ROW = 0.2, 0.13, 0.36
-LEFT = 0.48  # for the numbers of an axis
+# Inches: a row of panels, lines of text, a row in a panel.
+PANEL, LEGEND_LINE, NOTE_LINE, ROW = 2.6, 0.2, 0.13, 0.36
 _STYLE: dict[Any, Any] = {  # plain texts; the same SVG each time
     "text.parse_math": False,
     "svg.fonttype": "none",
@@ -68,6 +68,8 @@ def page_svg(panel: Panel) -> str:
 
     A pointer at a point shows its values. The SVG needs no script and no request.
     """
+    series = [replace(one, points=_evenly(one.points)) for one in panel.series]
+    panel = replace(panel, series=series)
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(Chart([[panel]], ()), PAGE_WIDTH, in_page=True)
         stream = io.StringIO()
@@ -82,6 +84,13 @@ def page_svg(panel: Panel) -> str:
     for colour, name in ((INK, "ink"), (MUTED, "muted"), (RULE, "rule")):
         svg = svg.replace(colour, f"var(--{name})")
     return svg
+
+
+def _evenly(points: Sequence[Point]) -> Sequence[Point]:
+    """Return at most `MOST` of the points, evenly, with the first and the last."""
+    if len(points) <= MOST:
+        return points
+    return [points[number * (len(points) - 1) // (MOST - 1)] for number in range(MOST)]
 
 
 def _tips(axes: Axes, panel: Panel, height: float) -> Iterator[str]:
@@ -108,25 +117,23 @@ def _tip(name: str, point: Point, panel: Panel) -> str:
 def _figure(chart: Chart, width: float, *, in_page: bool = False) -> tuple[Figure, list[Axes]]:
     notes = [line for note in chart.notes for line in textwrap.wrap(note, 178)]
     legend, columns = _legend(chart), max(1, round(COLUMNS * width / WIDTH))
-    left, title, foot = (0.36, 0.2, 0.34) if in_page else (LEFT, TITLE, FOOT)
-    head = LEGEND_LINE * math.ceil(len(legend) / columns) + 0.06 if legend else 0.0
-    heights = [max(PANEL, *(title + foot + ROW * len(p.rows) for p in row)) for row in chart.rows]
-    height = head + sum(heights) + (NOTE_LINE * len(notes) + 0.12 if notes else 0.0)
-    figure = Figure(figsize=(width, height), dpi=72, facecolor="white")
+    heights = [max([PANEL, *(1.0 + ROW * len(panel.rows) for panel in row)]) for row in chart.rows]
+    beside = LEGEND_LINE * math.ceil(len(legend) / columns) + NOTE_LINE * len(notes)
+    size = (width, sum(heights) + beside)
+    figure = Figure(figsize=size, dpi=72, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     if legend:
         _draw_legend(figure, legend, columns)
-    bottom, axes = height - head, []
-    for row, high in zip(chart.rows, heights, strict=True):
-        bottom -= high
-        wide = (width - 0.2) / len(row)
+    if notes:
+        note = "\n".join(notes)
+        figure.supxlabel(note, x=0.0125, ha="left", fontsize=5.5, color=MUTED)
+    places = figure.add_gridspec(len(heights), 6, height_ratios=heights)  # of one, two or three
+    axes = []
+    for number, row in enumerate(chart.rows):
+        wide = 6 // len(row)
         for column, panel in enumerate(row):
-            x, y = (left + wide * column) / width, (bottom + foot) / height
-            box = (x, y, (wide - left) / width, (high - title - foot) / height)
-            axes.append(figure.add_axes(box))
+            axes.append(figure.add_subplot(places[number, column * wide : (column + 1) * wide]))
             _draw_panel(axes[-1], panel, "" if in_page else panel.title)
-    for number, note in enumerate(reversed(notes)):
-        figure.text(0.0125, (0.09 + NOTE_LINE * number) / height, note, fontsize=5.5, color=MUTED)
     return figure, axes
 
 
@@ -142,7 +149,7 @@ def _draw_legend(figure: Figure, legend: Sequence[Series], columns: int) -> None
     figure.legend(
         [Line2D([], [], color=one.colour, ls=one.dash, lw=one.width) for one in legend],
         [re.sub("^_", "\u200b_", shorten(one.name, 44)) for one in legend],
-        loc="upper left",
+        loc="outside upper left",
         ncols=min(columns, len(legend)),
         fontsize=7,
         labelcolor=INK,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsim.report.schema import TradeOffBound, is_finite
 from fedsim.report.style import GREY
 from fedsim.report.wording import NOT_COVERED, decimal_text
 
@@ -107,42 +106,25 @@ def curve(
     colour: str = GREY,
     dash: str = "-",
     width: float = 1.6,
+    *,
+    marked: bool = True,
 ) -> Series:
-    """Return a line through points; a value that is infinite or NaN is a gap.
+    """Return a line through points; a value that is missing, infinite or NaN is a gap.
 
     Up to 60 points are marked, to show where the evaluations are.
     """
-    shown = [Point(at, value if value is not None else math.nan) for at, value in points]
-    shown = [point if is_finite(point.value) else point._replace(value=math.nan) for point in shown]
-    return Series(name, shown, colour, dash, width, marks=len(shown) <= 60 and width > 1)
-
-
-def epsilon_panel(caption: str, series: Sequence[Series]) -> Panel:
-    """Return a panel of ε over rounds; the caption has the terms of each ε."""
-    return Panel("epsilon", "Privacy loss ε spent", caption, series, y=Axis("ε", from_zero=True))
-
-
-def trade_off_panel(caption: str, bounds: Iterable[tuple[str, TradeOffBound, str, str]]) -> Panel:
-    """Return the bound on every attacker's ROC, a curve for each (name, bound, colour, dash)."""
-    series = [curve(name, bound.roc, colour, dash) for name, bound, colour, dash in bounds]
-    guessing = curve("guessing", [(0.0, 0.0), (1.0, 1.0)], width=0.7)
-    return Panel(
-        "trade-off",
-        "Bound on every attacker",
-        f"Upper bound on the share of training users an attacker can identify. {caption}",
-        [*(replace(one, marks=False) for one in series), guessing],
-        x=Axis("false positive rate", limits=(0.0, 1.0)),
-        y=Axis("true positive rate", limits=(0.0, 1.01)),
-    )
+    shown = [
+        Point(at, value if value is not None and math.isfinite(value) else math.nan)
+        for at, value in points
+    ]
+    marks = marked and len(shown) <= 60 and width > 1
+    return Series(name, shown, colour, dash, width, marks)
 
 
 def start_levels(losses: Iterable[float | None]) -> list[Level]:
-    """Return a level for each finite loss of a starting point."""
-    return [
-        Level(loss, f"start {decimal_text(loss, 2)}")
-        for loss in losses
-        if loss is not None and math.isfinite(loss)
-    ]
+    """Return a level for each finite loss of a starting point; equal ones are drawn once."""
+    shown = {f"{loss:.6g}": loss for loss in losses if loss is not None and math.isfinite(loss)}
+    return [Level(loss, f"start {decimal_text(loss, 2)}") for loss in shown.values()]
 
 
 def in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:

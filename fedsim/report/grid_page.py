@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fedsim.report.differences import differences_table
 from fedsim.report.figures import (
     UNCOVERED,
     Axis,
     Chart,
-    Level,
     Panel,
     Point,
     Series,
@@ -23,17 +22,16 @@ from fedsim.report.grid_result import (
     CellResult,
     GridResult,
     alike,
+    captions,
     grid_table,
-    interval_note,
     line_labels,
-    seed_counts,
     terms,
 )
 from fedsim.report.html import render_page
 from fedsim.report.labels import BUDGET, EPSILON, label_parts
 from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
-from fedsim.report.wording import epsilon_cell, guarantee_text
+from fedsim.report.wording import epsilon_cell
 
 LOSS = "held-out loss, nats a token"
 
@@ -43,14 +41,6 @@ TITLES: dict[Over, tuple[str, str]] = {
     "epsilon": ("Privacy and loss", "ε (logarithmic)"),
     "budget": ("Compute and loss", "expected gradients a round (logarithmic)"),
 }
-
-
-class Promise(NamedTuple):
-    """The promise of lines of one config and the same terms."""
-
-    label: str
-    headline: str
-    privacy: Privacy
 
 
 def render_grid(result: GridResult) -> str:
@@ -67,29 +57,18 @@ def render_grid(result: GridResult) -> str:
 
 def grid_chart(result: GridResult) -> Chart:
     """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
-    labels = line_labels(result.lines)
-    lost = [(labels[line.name], seed_counts(line)[1:]) for line in result.lines]
-    return Chart(
-        [row for _, panels in grid_panels(result) for row in in_rows(panels)],
-        [
-            *(f"{text}." for text in terms(result.lines)),
-            interval_note(result.lines),
-            UNCOVERED,
-            *([] if result.tuning is None else [result.tuning.statement]),
-            *(f"{name}: {', '.join(counts)}; no mean has them." for name, counts in lost if counts),
-            *result.notes,
-        ],
-    )
+    rows = [row for _, panels in grid_panels(result) for row in in_rows(panels)]
+    return Chart(rows, captions(result))
 
 
-def promises(result: GridResult) -> list[Promise]:
-    """Return the promise of each config's lines; lines without an ended run promise nothing."""
-    found = []
-    for label, lines in alike(result.lines):
-        kept = [line.privacy for line in lines if line.privacy is not None]
-        epsilons = sorted({privacy.epsilon for privacy in kept if privacy.epsilon is not None})
-        found.append(Promise(label, guarantee_text(kept[0], epsilons), kept[0]))
-    return found
+def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
+    """Return label, promise and each ε of a config's lines; without an ended run there is none."""
+    return [
+        (label, line.privacy, sorted({line.epsilon for line in lines if line.epsilon is not None}))
+        for label, lines in alike(result.lines)
+        for line in lines[:1]
+        if line.privacy
+    ]
 
 
 def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
@@ -169,7 +148,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
                 [one for one in series if one.points],
                 x=Axis(label, log=True, limits=limits, ticks=ticks),
                 y=Axis(LOSS, limits=_loss_limits(lines)),
-                levels=_starts(inside),
+                levels=start_levels(line.start for line in inside),
             )
         )
     return panels
@@ -187,7 +166,7 @@ def _rows(lines: Sequence[CellResult]) -> Panel:
             if line.loss
         ],
         x=Axis(LOSS, limits=_loss_limits(lines)),
-        levels=_starts(lines),
+        levels=start_levels(line.start for line in lines),
         rows=[
             shorten(labels[line.name], 40)
             + ("" if line.epsilon is None else f", ε = {epsilon_cell(line.privacy)}")
@@ -215,12 +194,6 @@ def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
     worst = min(max(*means, start), start + gain)
     room = 0.15 * max(worst - best, gain)
     return best - room, worst + room
-
-
-def _starts(lines: Iterable[CellResult]) -> list[Level]:
-    """Return a level for each start; equal up to the sixth digit counts as the same."""
-    starts = (line.start for line in lines if line.start is not None)
-    return start_levels({f"{start:.6g}": start for start in starts}.values())
 
 
 def _caption(lines: Sequence[CellResult]) -> str:

@@ -21,7 +21,7 @@ from fedsim.report.schema import (
     is_finite,
 )
 from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
-from fedsim.report.wording import NOTHING, better_than_non_private, epsilon_cell, terms_text
+from fedsim.report.wording import NOTHING, epsilon_cell, terms_text
 
 HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
 
@@ -234,29 +234,18 @@ def terms(lines: Sequence[CellResult]) -> list[str]:
     return [f"{label}: {group[0].terms}" for label, group in alike(lines)]
 
 
-def interval_note(lines: Sequence[CellResult]) -> str:
-    """Return how losses and accuracies were averaged, with the number of seeds."""
-    counts = {line.num_averaged for line in lines if line.num_averaged} or {0}
-    least, most = min(counts), max(counts)
-    span = f"{most}" if least == most else f"{least} to {most}"
-    means = f"means over {span} seeds, with Student's 95 % interval"
-    return (
-        f"Losses and accuracies are {means if most > 1 else 'of one seed, without an interval'}; "
-        f"lines with equal seeds share {_shared_draws(lines)}."
-    )
-
-
-def _shared_draws(lines: Sequence[CellResult]) -> str:
-    if any(line.privacy is not None and line.privacy.noise == "secure" for line in lines):
-        return "the start, but, where noise is secret, not split, cohorts or noise"
-    return "start, split and noise, and with the same sampler also cohorts"
+INTERVAL_NOTE = (
+    "Losses and accuracies are means over the seeds that ended whole, with Student's 95 % "
+    "interval; one seed has none. Seeded lines with equal seeds share start, split and noise, and "
+    "with the same sampler also cohorts."
+)
 
 
 def captions(result: GridResult) -> list[str]:
     """Return the sentences to read with the table: terms, tuning, failures, notes."""
     shared = common_part([(line.source, line.settings) for line in result.lines])
     lines = [f"Every line: {shared}."] if shared else []
-    lines += [*terms(result.lines), interval_note(result.lines), UTILITY_NOTE]
+    lines += [*terms(result.lines), INTERVAL_NOTE, UTILITY_NOTE]
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -264,19 +253,7 @@ def captions(result: GridResult) -> list[str]:
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
     lines += [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
     lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
-    return [*lines, *better_than_non_private(_at_least_non_private(result)), *result.notes]
-
-
-def _at_least_non_private(result: GridResult) -> list[str]:
-    """Return labels of lines whose mean loss is below that of non-private, at one compute."""
-    strategies = {line.name: line.strategy for line in result.lines}
-    better = [
-        pair.first if pair.loss.mean < 0.0 else pair.second
-        for pair in result.differences
-        if (strategies[pair.first] == "non-private") != (strategies[pair.second] == "non-private")
-    ]
-    labels = line_labels(result.lines)
-    return [labels[name] for name in dict.fromkeys(better) if strategies[name] != "non-private"]
+    return [*lines, *result.notes]
 
 
 def grid_table(result: GridResult) -> Table:
@@ -287,10 +264,8 @@ def grid_table(result: GridResult) -> Table:
 
 
 def records(result: GridResult) -> list[dict[str, object]]:
-    """Return a record a line, all with the same keys; a missing value is None."""
-    found = [_record(line) for line in result.lines]
-    keys = dict.fromkeys(key for record in found for key in record)
-    return [{key: record.get(key) for key in keys} for record in found]
+    """Return a record a line; only lines with a setting or a chosen value have its key."""
+    return [_record(line) for line in result.lines]
 
 
 def _record(line: CellResult) -> dict[str, object]:

@@ -40,7 +40,7 @@ class Table:
         notes: sentences to read with the table.
         left: columns of text, aligned at the left; the others hold numbers.
         dim: rows in a weaker colour.
-        records: the rows as values at full precision, for `csv`; all have the same keys.
+        records: the rows as values at full precision, for `csv`.
     """
 
     heads: Sequence[str]
@@ -120,7 +120,8 @@ def privacy_record(privacy: Privacy | None) -> dict[str, object]:
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
     """Return records as CSV; floats in the shortest form that reads back to the same number."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(records[0]), lineterminator="\n")
+    keys = dict.fromkeys(key for record in records for key in record)
+    writer = csv.DictWriter(stream, list(keys), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
     return stream.getvalue()

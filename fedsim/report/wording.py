@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from fedsim.accounting import trade_off
-from fedsim.accounting.rounding import round_up
+from fedsim.accounting.rounding import text_up
 from fedsim.accounting.statement import noise_terms
 from fedsim.report.schema import CoveredScores, Privacy, RoundSummary, RunReport
 
@@ -23,6 +23,7 @@ TIES = (
     "cohorts."
 )
 NOT_COVERED = "computed on private text, not protected by the privacy guarantee"
+PRIVATE_SCORES = "Private scores, counted by the ε above"
 NO_GUARANTEE = "No privacy guarantee"
 NOTHING = "–"
 
@@ -36,7 +37,7 @@ def outcome_text(folder: Path, report: RunReport) -> str:
         worse = ", worse than it began" if after.loss > before.loss else ""
         utility = f"{losses}{worse} ({NOT_COVERED})."
     if report.private_scores is not None:
-        utility += f"\n{scores_label(report.privacy)}: {scores_text(report.private_scores)}"
+        utility += f"\n{PRIVATE_SCORES}: {scores_text(report.private_scores)}"
     made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
     places = "   ".join(
         [
@@ -88,14 +89,10 @@ def epsilon_text(epsilon: float | None) -> str:
         return NOTHING
     if not math.isfinite(epsilon):
         return "∞"
-    if epsilon == 0:
-        return "0"
-    if epsilon >= 1e12:
-        return f"{round_up(epsilon, 3):.2e}"
-    value = Decimal(epsilon) * (1 - Decimal("1e-9"))
-    places = 2 if value > Decimal("0.0999") else 1 - value.adjusted()
-    rounded = value.quantize(Decimal(1).scaleb(-places), rounding=ROUND_CEILING)
-    return f"{rounded:.1e}" if value < Decimal("1e-4") else f"{rounded:f}"
+    if not 0.1 <= epsilon < 1e12:
+        return text_up(epsilon, 2 if epsilon < 0.1 else 3).replace("e-0", "e-")
+    cents = Decimal(epsilon * (1 - 1e-9)).quantize(Decimal("0.01"), rounding=ROUND_CEILING)
+    return f"{cents:f}"
 
 
 def epsilon_cell(privacy: Privacy | None) -> str:
@@ -160,20 +157,9 @@ def bytes_text(size: int | None) -> str:
 
 def settings_text(settings: Mapping[str, JsonValue]) -> str:
     """Return a clip or an estimator as one line: its kind, then its values."""
-    shown = {key: _value_text(value) for key, value in settings.items() if value is not None}
+    shown = {key: value_text(value) for key, value in settings.items() if value is not None}
     texts = [text if key == "kind" else f"{key} = {text}" for key, text in shown.items()]
     return ", ".join(texts) or NOTHING
-
-
-def better_than_non_private(labels: Sequence[str]) -> list[str]:
-    """Return the sentence that marks private runs with a smaller loss than non-private ones."""
-    if not labels:
-        return []
-    return [
-        f"Better than non-private: {'; '.join(labels)}. Non-private is not at its best there, so "
-        "the difference is no price of privacy: choose its learning rate by --tune "
-        "server.learning_rate=…."
-    ]
 
 
 def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
@@ -193,15 +179,6 @@ def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
 def attacker_text(privacy: Privacy) -> str | None:
     """Return what the guarantee means for an attacker, in a sentence that a layman can read."""
     return trade_off.attacker_text(privacy.model_dump())
-
-
-def scores_label(privacy: Privacy) -> str:
-    """Return what private scores are called beside the promise that counts them."""
-    if privacy.hypothetical:
-        return "Private scores, under the hypothetical ε above"
-    if privacy.noise == "seeded":
-        return "Private scores, under the simulated ε above"
-    return "Private scores, covered by the ε above"
 
 
 def scores_text(scores: CoveredScores) -> str:
@@ -235,37 +212,10 @@ def promised_text(privacy: Privacy) -> str:
     return none + terms_text(privacy).replace("ε at δ", value, 1)
 
 
-NOISE_TEXTS = {
-    "seeded": "seeded: the draws follow from the run's seed, and ε is simulated",
-    "secure": "secure: drawn from secrets; the assumptions say whether these are kept",
-    "none": "none",
-}
-
-
-def privacy_facts(privacy: Privacy) -> list[tuple[str, str]]:
-    """Return the rows of the privacy block, in reading order: a term, its value."""
-    facts = [
-        ("Unit", privacy.unit),
-        ("Neighbouring relation", privacy.relation),
-        ("ε", epsilon_text(privacy.epsilon) if privacy.epsilon is not None else "none"),
-        ("δ", delta_text(privacy.delta)),
-        ("Sampler", privacy.sampler),
-        ("Sampling probability, a round", _value_text(privacy.sampling_probability)),
-        ("Rounds", rounds_text(privacy)),
-        ("Noise multiplier, as priced", _value_text(privacy.noise_multiplier)),
-        ("Noise standard deviation, as drawn", _value_text(privacy.noise_stddev)),
-        ("Source of noise", NOISE_TEXTS[privacy.noise]),
-        ("Clipping", settings_text(privacy.clip)),
-        ("Denominator", settings_text(privacy.estimator)),
-        (f"Sampled units of one {privacy.unit}, at most", count_text(privacy.units_per_user)),
-        ("Accountant", privacy.accountant or "none"),
-    ]
-    if privacy.hypothetical:
-        facts.insert(0, ("Guarantee", "none: ε is of a mechanism that did not run"))
+def gaussian_text(privacy: Privacy) -> str | None:
+    """Return the Gaussian differential privacy that the trade-off curve is near, if any."""
     bound = privacy.trade_off
-    if bound is not None and (gaussian := trade_off.gaussian_text(bound.model_dump())):
-        facts.append(("As Gaussian differential privacy", gaussian))
-    return facts
+    return None if bound is None else trade_off.gaussian_text(bound.model_dump())
 
 
 def rounds_text(privacy: Privacy) -> str:
@@ -276,12 +226,8 @@ def rounds_text(privacy: Privacy) -> str:
     return f"{count_text(privacy.rounds)}, and {scores}"
 
 
-def settings_facts(settings: Mapping[str, JsonValue]) -> list[tuple[str, str]]:
-    """Return the rows of the training settings: a key, its value."""
-    return [(key, _value_text(value)) for key, value in settings.items()]
-
-
-def _value_text(value: JsonValue) -> str:
+def value_text(value: JsonValue) -> str:
+    """Return any value of a fact: a dash where there is none."""
     if value is None:
         return NOTHING
     return f"{value:.6g}" if isinstance(value, float) else str(value)

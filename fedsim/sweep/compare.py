@@ -25,20 +25,10 @@ from fedsim.utils.locks import sole_writer
 
 @dataclass(frozen=True)
 class Sweep:
-    """How all runs ended.
+    """The comparison of the runs that have a report, and how each config's run ended."""
 
-    Attributes:
-        comparison: of the runs that have a report; None where none has.
-        outcomes: of the configs' runs, in the order of the grid.
-    """
-
-    comparison: Comparison | None
+    comparison: Comparison
     outcomes: tuple[Outcome, ...]
-
-    @property
-    def failures(self) -> list[Outcome]:
-        """Those without a report."""
-        return [outcome for outcome in self.outcomes if not outcome.has_report]
 
 
 def compare(
@@ -54,17 +44,15 @@ def compare(
     Arguments and files are those of `sweep`. A run that its budget ended early counts as done.
 
     Raises:
-        ConfigError: as `sweep`; also when nothing could be run and all of it was wrong input.
+        ConfigError: as `sweep`.
         RunsFailedError: a run failed. What the others gave was written before.
     """
     if isinstance(sources, str | os.PathLike):
         raise ConfigError(f"compare: sources = {str(sources)!r}: give a list of them")
     paths = [Path(source) for source in sources]
     result = sweep(paths, Path(out), vary=vary, overrides=overrides, runner=runner)
-    if result.failures or result.comparison is None:
-        reasons = "\n".join(f"{failure.name}: {failure.reason}" for failure in result.failures)
-        wrong = all(failure.ending == "wrong input" for failure in result.failures)
-        raise (ConfigError if wrong and result.comparison is None else RunsFailedError)(reasons)
+    if failures := [outcome for outcome in result.outcomes if not outcome.has_report]:
+        raise RunsFailedError(_reasons(failures))
     return result.comparison
 
 
@@ -89,7 +77,8 @@ def sweep(
     Raises:
         ConfigError: no source, two of the same name, a source that is neither, a wrong config, a
             folder of another run, an `out` that another process is writing into. All configs are
-            read before the first is run.
+            read before the first is run. Or no run could begin.
+        RunsFailedError: no run has a report.
     """
     jobs, arms = _jobs(sources, out, vary, overrides)
     entries = [job for job in jobs if isinstance(job, Job)]
@@ -100,8 +89,15 @@ def sweep(
             for job in jobs
             if not isinstance(job, Job) or outcomes[job.name].has_report
         ]
-        comparison = write_comparison(run_dirs, out, arms) if run_dirs else None
-    return Sweep(comparison, tuple(outcomes[job.name] for job in entries))
+        ended = [outcomes[job.name] for job in entries]
+        if not run_dirs:
+            wrong = all(outcome.ending == "wrong input" for outcome in ended)
+            raise (ConfigError if wrong else RunsFailedError)(_reasons(ended))
+        return Sweep(write_comparison(run_dirs, out, arms), tuple(ended))
+
+
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    return "\n".join(f"{outcome.name}: {outcome.reason}" for outcome in outcomes)
 
 
 def _jobs(

@@ -128,13 +128,12 @@ def check_folders(jobs: Sequence[Job | Path], out: Path) -> None:
     """
     if RunFolder(out).identity.exists():
         raise ConfigError(f"--out {out}: is a run's folder; give the comparison another")
-    seen: set[str] = set()
+    seen: set[Path] = set()
     for job in jobs:
         folder = job.out if isinstance(job, Job) else job.resolve()
-        key = str(folder).casefold()  # not every file system tells a from A
-        if key in seen:
+        if folder in seen:
             raise ConfigError(f"compare: two runs would share the folder {folder}; call them apart")
-        seen.add(key)
+        seen.add(folder)
     for job in jobs:
         if not isinstance(job, Job):
             if not RunFolder(job).report.exists():

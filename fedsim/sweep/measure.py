@@ -9,11 +9,7 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError, about
 from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
-from fedsim.report.comparison import (
-    DIFFERENT_BUDGETS,
-    DIFFERENT_TEXT,
-    comparison_notes,
-)
+from fedsim.report.comparison import DIFFERENT_BUDGETS, comparison_notes
 from fedsim.report.differences import differences
 from fedsim.report.grid_result import CellResult, GridResult, with_reports
 from fedsim.report.schema import RunReport, load_report
@@ -43,11 +39,6 @@ _SET_BY_BUDGET = (
 SIZES = (
     "Cohort and batch sizes for a budget were computed from how many users there are and how many "
     "examples they have, which count as public here, whatever was declared."
-)
-
-OWN_TEXT = (
-    f"The runs {DIFFERENT_TEXT}: with secure noise each holds out its own. "
-    'privacy.noise = "seeded", whose ε is simulated, scores all lines of a seed on the same text.'
 )
 
 
@@ -131,13 +122,8 @@ def _notes(
     notes = [SIZES] if (budgeted := any("budget" in dict(cell.settings) for cell in cells)) else []
     if len(jobs) > 1 or tuned:
         notes.append(TOGETHER)
-    secure = any(cell.config.privacy.noise == "secure" for cell in cells)
-    for note in comparison_notes(max(by_seed.values(), key=len, default=[])):
-        if DIFFERENT_TEXT in note:
-            notes.append(OWN_TEXT if secure else note)
-        elif not (budgeted and DIFFERENT_BUDGETS in note):
-            notes.append(note)
-    return notes
+    found = comparison_notes(max(by_seed.values(), key=len, default=[]))
+    return [*notes, *(note for note in found if not (budgeted and DIFFERENT_BUDGETS in note))]
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,8 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
     RunFolder(out).write_ledger(ledger)
 
 
-def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:
-    """Return the trials, as many as are drawn, and the coins that tell equal scores apart."""
+def _jobs(search: Search, out: Path) -> list[Job]:
+    """Return the trials, as many as are drawn."""
     law = search.plan.cost.search
     if law is None:
         raise ValueError("search: its plan has none")
@@ -245,54 +246,51 @@ def _jobs(search: Search, out: Path) -> list[tuple[Job, float]]:
         trial = int(drawn.integers(2**62))
         config = with_settings(cell.config, [f"privacy.search.trial={trial}"])
         folder = out.resolve() / TRIALS / f"{trial:016x}" / WINNER
-        jobs.append((Job(f"trial {trial:016x} of {cell.name}", config, folder), drawn.random()))
+        jobs.append(Job(f"trial {trial:016x} of {cell.name}", config, folder))
     return jobs
 
 
-def _best(search: Search, jobs: Sequence[tuple[Job, float]], out: Path, runner: Runner) -> Path:
+def _best(search: Search, jobs: Sequence[Job], out: Path, runner: Runner) -> Path:
     """Carry out the trials and return the best one's folder; the others lose their models."""
-    coins = {job.name: coin for job, coin in jobs}
-    folders = {job.name: job.out for job, _ in jobs}
-    best: tuple[float, float, str] | None = None
-
-    def take(outcome: Outcome) -> None:
-        nonlocal best
-        if outcome.ending == "wrong input":
-            raise ConfigError(f"{outcome.name}: {outcome.reason}")
-        if not outcome.has_report:
-            write_atomically(out / _ERROR, outcome.traceback)
-            raise RuntimeError(
-                f"{outcome.name}: {outcome.reason} (see {out / _ERROR}); mend it and go on with "
-                "--resume"
-            )
-        scores = load_report(folders[outcome.name]).private_scores
-        found = (math.inf if scores is None else scores.loss, coins[outcome.name], outcome.name)
-        worse = found if best is not None and best < found else best
-        best = found if worse is not found else best
-        if worse is not None:
-            for name in ("model", "adapter", "checkpoints"):
-                shutil.rmtree(folders[worse[2]] / name, ignore_errors=True)
-
     left, kept_as = [], read_json(out / STATE)["id"]
-    for job, _ in jobs:
-        folder = RunFolder(job.out)
-        if folder.report.exists():
-            take(Outcome(job.name, "finished"))
-            continue
-        if not folder.identity.exists():
+    for job in jobs:
+        run_folder = RunFolder(job.out)
+        if not run_folder.identity.exists():
             job.out.mkdir(parents=True, exist_ok=True)
             read = materials_of(job.config, search.seed).sources
-            folder.begin(job.config, read, search.seed, kept_as=kept_as)
-        left.append(job)
-    for outcome in runner(left):
-        take(outcome)
+            run_folder.begin(job.config, read, search.seed, kept_as=kept_as)
+        if not run_folder.report.exists():
+            left.append(job)
+    ended = [Outcome(job.name, "finished") for job in jobs if job not in left]
+    folders = {job.name: job.out for job in jobs}
+    best: tuple[float, Path] | None = None
+    for outcome in chain(ended, runner(left)):
+        _check_ended(outcome, out)
+        folder = folders[outcome.name]
+        scores = load_report(folder).private_scores
+        found = (math.inf if scores is None else scores.loss, folder)
+        worse = found if best is not None and best[0] <= found[0] else best
+        best = best if worse is found else found
+        if worse is not None:
+            for name in ("model", "adapter", "checkpoints"):
+                shutil.rmtree(worse[1] / name, ignore_errors=True)
     if best is None or best[0] == math.inf:
         raise HaltedError(
-            "the search has no winner: "
-            + ("no trial was drawn" if best is None else "every trial diverged")
-            + "; its price is charged"
+            "the search has no winner: no trial was drawn, or every trial diverged; its price is "
+            "charged"
         )
-    return folders[best[2]]
+    return best[1]
+
+
+def _check_ended(outcome: Outcome, out: Path) -> None:
+    if outcome.ending == "wrong input":
+        raise ConfigError(f"{outcome.name}: {outcome.reason}")
+    if not outcome.has_report:
+        write_atomically(out / _ERROR, outcome.traceback)
+        raise RuntimeError(
+            f"{outcome.name}: {outcome.reason} (see {out / _ERROR}); mend it and go on with "
+            "--resume"
+        )
 
 
 def _write_result(search: Search, out: Path, config: Config) -> None:

@@ -108,7 +108,10 @@ def tune(
         gradients=sum(report.cost.gradients for report in reports.values()),
         seconds=math.fsum(report.cost.seconds for report in reports.values()),
         tried=tried,
-        statement=_statement(labels, len(outcomes), cells),
+        statement=f"{', '.join(labels)} chosen for each of {len(cells)} lines by held-out loss, "
+        f"{len(outcomes)} runs with a seed and noise of their own. The text that chose is, in part "
+        "or whole, the text whose losses are reported. It is private: the choice is a query that "
+        "no ε here accounts for, unless that text is public.",
     )
 
 
@@ -125,24 +128,6 @@ def _loss(report: RunReport | None, outcome: Outcome) -> float:
     """NaN also for a trial that was stopped before its last round: not what was asked for."""
     whole = report is not None and outcome.ending == "finished"
     return report.utility.final.loss if report is not None and whole else math.nan
-
-
-def _statement(labels: Sequence[str], runs: int, cells: Sequence[Cell]) -> str:
-    fixed = any(
-        cell.config.data.held_out_rule != "random" and not cell.config.data.held_out_users
-        for cell in cells
-    )
-    text = (
-        "on the very text whose losses are reported, which flatters them: data.held_out_rule holds "
-        "out the same for every seed"
-        if fixed
-        else "on a split of their own, which has a part of the text whose losses are reported"
-    )
-    return (
-        f"{', '.join(labels)} chosen for each of {len(cells)} lines by held-out loss, {runs} runs "
-        f"with a seed and noise of their own, {text}. It is private text: the choice is a query "
-        "that no ε here accounts for, unless that text is public."
-    )
 
 
 def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:

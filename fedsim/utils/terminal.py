@@ -48,13 +48,21 @@ def progress_console() -> Console:
     return _console(stderr=True)
 
 
-def table_of(title: str, heads: Iterable[str], left: Container[str] = ("",)) -> Table:
-    """Return a table without rows, whose columns are of numbers but for those in `left`."""
+def table_of(
+    title: str,
+    heads: Iterable[str],
+    rows: Iterable[Iterable[str]] = (),
+    left: Container[str] = ("",),
+) -> Table:
+    """Return a table whose columns are of numbers but for those in `left`; cells are data."""
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table(title=title, title_justify="left")
     for head in heads:
-        table.add_column(head, justify="left" if head in left else "right")
+        table.add_column(head, justify="left" if head in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

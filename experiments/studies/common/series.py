@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.experiments.studies.common.output import clean, legend, new_figure
-from fedsim.report.grid_result import CellResult, GridResult, interval_note
+from fedsim.report.grid_result import INTERVAL_NOTE, CellResult, GridResult
 from fedsim.report.style import MUTED, colour
 
 
@@ -103,7 +103,7 @@ def _row(
 def _note(measurement: GridResult) -> str:
     terms = [line.terms for line in measurement.lines if line.epsilon is not None]
     named = "; or ".join(dict.fromkeys(terms or ["No guarantee"]))
-    return f"{named}. {interval_note(measurement.lines)} ✕: a seed diverged, failed or ended early."
+    return f"{named}. {INTERVAL_NOTE} ✕: a seed diverged, failed or ended early."
 
 
 def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:

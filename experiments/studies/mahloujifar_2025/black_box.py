@@ -70,7 +70,7 @@ def run(quick: bool) -> Result:
     rows, done = [], []
     for name, seed in steps([(name, seed) for name in names for seed in seeds], "runs"):
         config = configured(RUNS[name], *([QUICK] if quick else []))
-        done.append(attack(config, canaries, np.inf, seed))
+        done.append(attack(config, canaries, seed))
         rows.append({"run": name, "coin_seed": seed, **bounded(done[-1])})
     games = counts(done[0], canaries, *((4, 8) if quick else (GAMES, NULLS)))
     reached = [row for row in rows if row["f_dp"] >= 1.0]
@@ -108,8 +108,8 @@ def bounded(done: Attack) -> Row:
     plan, rounds = done.plan, done.config.strategy.rounds
     return {
         "claimed": done.config.privacy.epsilon,
-        "f_dp": done.bound("f-dp", CONFIDENCE)[0].epsilon,
-        "steinke": done.bound("steinke", CONFIDENCE)[0].epsilon,
+        "f_dp": done.bound("f-dp")[0].epsilon,
+        "steinke": done.bound("steinke")[0].epsilon,
         "strength": strength(done.scores, done.included),
         "mechanism": linear(plan.cost, rounds),
     }

@@ -46,11 +46,9 @@ def test_uls_from_noise() -> None:
         "relation": "add-or-remove-one user",
         "unit": "user",
         "sampler": "Poisson sampling of users",
-        "group_size": None,
         "units_per_user": 1,
         "guaranteed": True,
-        "secrecy": "It takes coins and noise that stay secret.",
-        "diverges": False,
+        "statement": found["statement"],
     }
     assert answer(f"{ULS} --sampling-probability 0.02 --noise-multiplier 2") == found
 
@@ -69,7 +67,7 @@ def test_els_both_ways() -> None:
     found = answer(f"{common} --epsilon 0.2")
     assert 0.2 * (1 - 2e-3) <= found["epsilon"] <= 0.2
     assert found["accountant"] == "mixture"
-    assert found["group_size"] == 4
+    assert found["units_per_user"] == 4
     assert found["sampler"] == "Poisson sampling of examples"
     back = answer(f"{common} --noise-multiplier {found['noise_multiplier']}")
     assert back["epsilon"] == found["epsilon"]
@@ -117,22 +115,24 @@ def test_group_privacy_says_where_it_diverges() -> None:
     common = "els --rounds 2000 --delta 1e-6 --sampling-probability 0.01 --noise-multiplier 1"
     beyond = f"{common} --group-size 16 --accountant group-privacy"
     found = answer(beyond)
-    assert (found["epsilon"], found["diverges"], found["secrecy"]) == (None, True, None)
-    words = CliRunner().invoke(app, shlex.split(beyond)).stdout
-    assert words.startswith("No privacy guarantee: the group-privacy accountant")
+    assert found["epsilon"] is None
+    assert found["statement"].startswith("No privacy guarantee: the group-privacy accountant")
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (f"{ULS} --sampling-probability 0.1", r"--noise-multiplier = None, --epsilon = None"),
-        (f"{ULS} --noise-multiplier 1", "--users = None, --cohort-size = None: give the"),
+        (f"{ULS} --noise-multiplier 1", "--cohort-size: missing; give the"),
         (
             f"{ULS} --users 5 --cohort-size 1 --sampling-probability 0.1 --noise-multiplier 1",
             "--sampling-probability = 0.1, --users = 5",
         ),
         (f"{ULS} --sampling-probability 0 --noise-multiplier 1", "probability = 0"),
-        (f"{ULS} --users 5 --cohort-size 6 --noise-multiplier 1", "--cohort-size = 6: .*users = 5"),
+        (
+            f"{ULS} --users 5 --cohort-size 6 --noise-multiplier 1",
+            "cohort-size = 6: .*of 5 users",
+        ),
         (f"{ULS} --sampling-probability 0.1 --noise-multiplier -1", "noise_multiplier = -1.0"),
         (f"{ULS} --sampling-probability 0.1 --epsilon 0", "--epsilon = 0.0"),
         (f"{ULS} --sampling-probability 0.1 --epsilon 1 --accountant moment", "'moment'.*known: "),
@@ -142,22 +142,22 @@ def test_group_privacy_says_where_it_diverges() -> None:
             f"{ELS} --group-size 2 --sampling-probability 0.1 --epsilon 1 --accountant rdp",
             "'rdp'.*cannot account 2 units",
         ),
-        (f"{ULS} --sampling-probability 0.1 --epsilon 1 --sampler fixed-size", "--users = None"),
-        (f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --sampler any", "--sampler = 'any': give"),
-        (f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --max-cohort-size 3", "cohort-size = 3"),
+        (f"{ULS} --sampling-probability 0.1 --epsilon 1 --sampler fixed-size", "whole number"),
+        (f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --sampler any", "kind = 'any': known: "),
+        (f"{ULS} --users 9 --cohort-size 2 --epsilon 1 --max-cohort-size 3", "cohort_size: only"),
         (
             f"{ULS} --users 100 --cohort-size 2.5 --epsilon 1 --sampler fixed-size",
-            "--sampler fixed-size: 2.5 of 100 users a round: needs a whole number",
+            "--cohort-size = 2.5: fixed-size sampling needs a whole number",
         ),
         (
             f"{ULS} --sampler balanced --participations 3 --users 9 --cohort-size 3 --epsilon 1",
-            "takes --participations alone, or --users and --cohort-size",
+            "--cohort-size = 3 with participations = 3: each decides the other",
         ),
         (
             f"{ULS} --sampler balanced --users 2000 --cohort-size 63 --epsilon 1",
             "--cohort-size = 63: gives 3.15 rounds of 100 .*; give participations = 3",
         ),
-        (f"{ULS} --sampler balanced --epsilon 1", "--participations = None: .*balanced needs it"),
+        (f"{ULS} --sampler balanced --epsilon 1", "--cohort-size: missing"),
         (f"{ULS} --sampler cyclic --groups 4 --sampling-probability 0.5 --epsilon 1", "--sampler"),
     ],
 )

@@ -49,35 +49,16 @@ def claiming(speeches: Path, epsilon: float, **sections: dict[str, Any]) -> Conf
     return small_config(speeches, **least)
 
 
-def test_texts_that_a_killed_audit_left_are_removed_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / "left" / "store"
-    left.mkdir(parents=True)
-    (left / "tokens.bin").write_bytes(b"what a user wrote")
-    with black_box.scratch(tmp_path) as other:
-        (other / "tokens.bin").touch()
-        with black_box.scratch(tmp_path) as own:
-            assert set(tmp_path.iterdir()) == {own, other}
-            assert (other / "tokens.bin").exists()  # of an audit that still runs
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_text_is_one_token_of_its_own_again_and_again(materials: Materials) -> None:
-    texts = draw_texts(materials.model, 300, 24, np.inf, 1)
+    texts = draw_texts(materials.model, 300, 24, 1)
     assert texts.shape == (300, 24)
     begin, end = materials.model.encode([""])[0]
     assert set(texts[:, 0].tolist()) == {begin}
     assert (texts[:, 1:] == texts[:, 1:2]).all()
     assert len(set(texts[:, 1].tolist()) - {begin, end}) == 300
-    again = draw_texts(materials.model, 300, 24, np.inf, 1)
+    again = draw_texts(materials.model, 300, 24, 1)
     np.testing.assert_array_equal(texts, again)
-    assert (draw_texts(materials.model, 300, 24, np.inf, 2) != texts).any()
-
-
-def test_a_low_temperature_draws_what_the_model_expects(materials: Materials) -> None:
-    """At next to none it is the likeliest tokens, at inf hardly any of them."""
-    likely = set(draw_texts(materials.model, 50, 2, 1e-9, 0)[:, 1].tolist())
-    assert set(draw_texts(materials.model, 50, 2, 1e-9, 1)[:, 1].tolist()) == likely
-    assert len(likely & set(draw_texts(materials.model, 50, 2, np.inf, 1)[:, 1].tolist())) < 10
+    assert (draw_texts(materials.model, 300, 24, 2) != texts).any()
 
 
 @pytest.mark.parametrize("sections", [{}, HELD_OUT], ids=["a tenth held out", "the last 0.4"])
@@ -86,7 +67,7 @@ def test_canaries_are_users_behind_the_others_who_stay_as_they_are(
 ) -> None:
     config = small_config(speeches, **sections)
     found = load_materials(config.seed, config.data, config.model, "cpu")
-    texts, included = draw_texts(found.model, 6, 24, np.inf, 0), np.array([0, 1, 1, 0, 0, 1]) > 0
+    texts, included = draw_texts(found.model, 6, 24, 0), np.array([0, 1, 1, 0, 0, 1]) > 0
     add_users(found, texts, included, copies(config), tmp_path / "store")
     store = TokenStore.open(tmp_path / "store")
     assert store.num_users == found.store.num_users + 3
@@ -112,7 +93,7 @@ def test_with_hardly_any_noise_losses_tell_the_coins(
 ) -> None:
     """For both strategies, and whatever is trained: chance would be 0.5, give or take 0.09."""
     config = claiming(speeches, 1e4, data={"sequence_length": 24}, **sections)
-    done = attack(config, 40, np.inf, 0)
+    done = attack(config, 40, 0)
     higher = done.scores[done.included][:, None] > done.scores[~done.included]
     assert higher.mean() > least
 
@@ -131,7 +112,7 @@ def test_the_plan_stays_but_for_who_is_there(
         config = claiming(speeches, 4.0, **sections)
         found = load_materials(config.seed, config.data, config.model, "cpu")
         plan = build_plan(config, found)
-        texts, included = draw_texts(found.model, 20, 10, np.inf, 0), flip_coins(20, 0)
+        texts, included = draw_texts(found.model, 20, 10, 0), flip_coins(20, 0)
         for coins in (included, ~included):
             with pytest.raises(InterruptedError):
                 train_with(config, found, plan, texts, coins)
@@ -153,7 +134,7 @@ def test_a_real_run_is_bounded_below_its_claim_and_above_nothing(
     speeches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = claiming(speeches, 16.0)
-    done = attack(config, 400, np.inf, 0)
+    done = attack(config, 400, 0)
     monkeypatch.setattr(black_box, "attack", lambda *_: done)
     audit = audit_black_box(config, 400)
     assert 0.5 < audit.bound.epsilon <= audit.claimed_epsilon
@@ -175,25 +156,25 @@ def test_a_run_with_a_tenth_of_its_noise_is_refuted(
     """
     honest = RoundPlan.noise_stddev.func  # type: ignore[attr-defined]
     monkeypatch.setattr(RoundPlan, "noise_stddev", property(lambda plan: honest(plan) / 10.0))
-    done = attack(config, 600, np.inf, 0)
+    done = attack(config, 600, 0)
     monkeypatch.setattr(black_box, "attack", lambda *_: done)
     audit = audit_black_box(config, 600)
     assert not audit.holds
     assert audit.p_value is not None and audit.p_value < 0.05
     assert audit.bound.epsilon > 0.99 * audit.claimed_epsilon
-    assert 2.0 < done.bound("steinke", 0.95)[0].epsilon < audit.bound.epsilon
+    assert 2.0 < done.bound("steinke")[0].epsilon < audit.bound.epsilon
 
 
 def test_coins_that_nobody_looked_at_are_not_guessed(speeches: Path) -> None:
     """The scores of a run that gives away its own against 200 fresh throws show nothing."""
     config = claiming(speeches, 30.0)
-    done = attack(config, 200, np.inf, 0)
+    done = attack(config, 200, 0)
     rng, shown = np.random.default_rng(0), 0
     for _ in range(200):
         fresh = black_box.Attack(config, done.plan, done.delta, done.scores, rng.random(200) < 0.5)
-        shown += fresh.bound("steinke", 0.95)[0].epsilon > 0.0
+        shown += fresh.bound("steinke")[0].epsilon > 0.0
     assert shown <= LIMIT_OF_200
-    assert done.bound("steinke", 0.95)[0].epsilon > 0.0
+    assert done.bound("steinke")[0].epsilon > 0.0
 
 
 SEARCHED = {
@@ -213,8 +194,6 @@ KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_toke
         (SEARCHED, {}, "privacy.search: an audit is of one training"),
         ({}, {"num_canaries": 1}, "--canaries = 1"),
         ({}, {"num_canaries": 1999}, "--canaries = 1999: .* has 1998"),
-        ({}, {"temperature": 0.0}, "--temperature = 0"),
-        ({}, {"temperature": np.nan}, "--temperature = nan"),
     ],
 )
 def test_what_cannot_be_audited_so_is_refused(

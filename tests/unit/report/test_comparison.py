@@ -20,12 +20,11 @@ from fedsim.report.comparison import (
     comparison_chart,
     comparison_table,
     render_comparison,
-    terminal_table,
 )
 from fedsim.report.comparison_folder import write_comparison
 from fedsim.report.drawing import FORMS, draw
 from fedsim.report.schema import Utility
-from fedsim.report.wording import TIES, outcome_text
+from fedsim.report.wording import outcome_text
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -55,22 +54,22 @@ def three(**changes: object) -> Comparison:
 
 
 def lines_of(comparison: Comparison, width: int = 200) -> str:
-    return printed(terminal_table(comparison), width)
+    return printed(comparison_table(comparison), width)
 
 
 def test_the_table_has_the_reports_numbers_and_the_csv_has_them_at_full_precision() -> None:
     assert Comparison.model_validate_json(three().model_dump_json()) == three()
     table = comparison_table(three())
     start, uls, _, plain = table.rows
-    assert start == ["starting point", "–", "3.300", "27.11", "16.0 %", *6 * ["–"]]
-    scored = ("uls", "2.400", "11.02", "31.0 %")
-    assert uls == ["uls", *scored, "8.00", "1e-5", "0.840", "user", "98,765", "3 min 32 s"]
-    assert plain[5:9] == ["none", "–", "–", "–"]
-    start_of, run, els, _ = csv.DictReader(io.StringIO(table.csv()))
+    assert start == ["starting point", "3.300", "27.11", "16.0 %", *4 * ["–"]]
+    scored = ("2.400", "11.02", "31.0 %")
+    assert uls == ["uls", *scored, "8.00", "0.840", "98,765", "3 min 32 s"]
+    assert plain[0] == "plain (non-private)" and plain[4:6] == ["none", "–"]
+    run, els, _ = csv.DictReader(io.StringIO(table.csv()))
     assert float(run["perplexity"]) == math.exp(2.4)
     assert (run["epsilon"], run["delta"]) == ("7.9964", "1e-05")
     assert run["relation"] == "add or remove one user"
-    assert (els["strategy"], els["accountant"], start_of["epsilon"]) == ("els", "mixture", "")
+    assert (els["strategy"], els["accountant"], els["start_loss"]) == ("els", "mixture", "3.3")
 
 
 def test_each_distinct_start_has_one_row_that_names_its_runs() -> None:
@@ -107,19 +106,19 @@ def test_every_run_has_the_terms_of_its_epsilon() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "note"),
+    "change",
     [
-        ({}, None),
-        ({"delta": 1e-6}, "different δ"),
-        ({"unit": "example"}, "different units"),
-        ({"relation": "replace one user"}, "different neighbouring relations"),
-        ({"hypothetical": True}, "mix ε with hypothetical ones"),
-        ({"noise": "secure"}, "secret noise and seeded noise"),
+        {},
+        {"delta": 1e-6},
+        {"unit": "example"},
+        {"relation": "replace one user"},
+        {"hypothetical": True},
+        {"noise": "secure"},
     ],
 )
-def test_other_terms_are_noted(change: dict[str, object], note: str | None) -> None:
-    notes = three(**change).notes
-    assert (notes == ()) if note is None else (len(notes) == 1 and note in notes[0])
+def test_other_terms_are_noted(change: dict[str, object]) -> None:
+    said = "their ε are not directly comparable" in " ".join(three(**change).notes)
+    assert said == bool(change)
 
 
 def test_other_held_out_text_and_other_budgets_are_noted() -> None:
@@ -142,7 +141,7 @@ def test_a_run_that_ended_early_is_marked() -> None:
     table = comparison_table(comparison)
     for shown in (table.markdown(), lines_of(comparison), render_comparison(comparison)):
         assert note in " ".join(shown.split())
-    _, row, *_ = csv.DictReader(io.StringIO(table.csv()))
+    row, *_ = csv.DictReader(io.StringIO(table.csv()))
     assert (row["rounds"], row["planned_rounds"]) == ("15", "30")
 
 
@@ -152,7 +151,7 @@ def test_a_markdown_cell_cannot_be_left_and_a_csv_keeps_any_label() -> None:
     assert len(lines) == 4
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(HEADS) + 1}
     assert "<script" not in table.markdown()
-    _, run = csv.DictReader(io.StringIO(table.csv()))
+    (run,) = csv.DictReader(io.StringIO(table.csv()))
     assert run["label"] == HOSTILE
 
 
@@ -166,12 +165,6 @@ def test_80_columns_have_room_for_names_and_numbers() -> None:
         assert " 98,765 " in line and " 8.00 " in line
     assert any(line.strip() == names[2][23:] for line in narrow.splitlines())
     assert max(map(len, narrow.splitlines())) <= 80 and "…" not in narrow
-
-
-def test_no_runs_and_equal_labels_are_config_errors() -> None:
-    for runs in ([], [("a", report(), ()), ("a", report(), ())]):
-        with pytest.raises(ConfigError, match="give at least one run, and none twice"):
-            compare(runs)
 
 
 def test_the_picture_holds_every_curve_and_every_perplexity_with_its_epsilon() -> None:
@@ -202,17 +195,17 @@ def test_the_folder_holds_every_form_and_equal_titles_take_their_folders(
     (out / "comparison.json").touch()
     with caplog.at_level("INFO"):
         comparison = write_comparison(runs, out)
-    assert [run.label for run in comparison.runs] == ["a/winner", "b/winner"]
+    assert [run.label for run in comparison.runs] == [str(run) for run in runs]
     assert "replaces an earlier comparison" in caplog.text
     forms = ("csv", "html", "json", "md", "tex", *FORMS)
     names = {"comparison-caption.tex", *(f"comparison.{form}" for form in forms)}
     assert {path.name for path in out.iterdir()} == names
-    assert json.loads((out / "comparison.json").read_text())["runs"][0]["label"] == "a/winner"
+    assert json.loads((out / "comparison.json").read_text())["runs"][0]["label"] == str(runs[0])
 
 
 def test_a_broken_run_leaves_no_folder(tmp_path: Path) -> None:
     good = write_run(tmp_path / "good", report(), metrics())
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="is not there"):
         write_comparison([good, tmp_path / "bad"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -233,15 +226,6 @@ def test_runs_of_a_grid_are_labelled_by_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_a_private_run_with_a_smaller_loss_than_non_private_is_said() -> None:
-    plain = ("plain", report(name="non-private", promise=non_private(), final=scores(2.5)), ())
-    comparison = compare([("uls", report(), ()), plain])
-    assert TIES in comparison_table(comparison).notes
-    (note,) = comparison.notes
-    assert note.startswith("Better than non-private: uls. ")
-    assert not compare([("uls", report(final=scores(2.6)), ()), plain]).notes
-
-
 def test_a_paper_has_a_tabular_and_one_caption_with_the_terms_of_every_epsilon(
     tmp_path: Path,
 ) -> None:
@@ -255,26 +239,25 @@ def test_a_paper_has_a_tabular_and_one_caption_with_the_terms_of_every_epsilon(
     write_comparison(runs, out)
     table = (out / "comparison.tex").read_text(encoding="utf-8")
     begin, top, head, middle, *rows, bottom, end = table.splitlines()
-    assert (begin, end) == (r"\begin{tabular}{llrrrrrrlrr}", r"\end{tabular}")
+    assert (begin, end) == (r"\begin{tabular}{lrrrrrrr}", r"\end{tabular}")
     assert (top, middle, bottom) == (r"\toprule", r"\midrule", r"\bottomrule")
-    assert head.startswith(r"run & strategy & held-out loss & perplexity")
-    assert r" & $\varepsilon$ & $\delta$ & $\sigma$ (noise multiplier) & " in head
+    assert head.startswith(r"run & loss & ppl & top-1 & $\varepsilon$ & $\sigma$ & grads")
     assert len(rows) == 3
     assert rows[1].startswith(
-        r"{[}red]{*}a \& b\_c & uls & 2.400 & 11.02 & 31.0 \% & 8.00 & 1e-5 &"
+        r"{[}red]{*}a \& b\_c (uls) & 2.400 & 11.02 & 31.0 \% & 8.00 & 0.840 &"
     )
     hostile = (
-        r"a\textbar{}b \$\textbackslash{}frac\{x \textless{}script\textgreater{}{[}red] ` & uls"
+        r"a\textbar{}b \$\textbackslash{}frac\{x \textless{}script\textgreater{}{[}red] ` (uls) &"
     )
     assert rows[2].startswith(hostile)
     for row in (head, *rows):
-        assert len(re.findall(r"(?<!\\)&", row)) == 10 and row.endswith(r" \\")
+        assert len(re.findall(r"(?<!\\)&", row)) == 7 and row.endswith(r" \\")
     caption = (out / "comparison-caption.tex").read_text(encoding="utf-8")
     terms = (
         r"simulated $\varepsilon$ at $\delta$ = 1e-5; unit: user; neighbouring relation: add or "
         "remove one user; sampler: Poisson over users; accountant: pld; "
     )
-    assert caption.count(terms) == 2
+    assert caption.count(terms) == 1 and caption.startswith(r"{[}red]{*}a \& b\_c, a\textbar{}b")
     for text in (table, caption):
         assert not set(text) & set("εδσ±−≤≥∞…")
         assert not re.findall(r"(?<!\\)[%#]", text)

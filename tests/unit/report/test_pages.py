@@ -13,9 +13,10 @@ import pytest
 from fedsim.errors import ConfigError
 from fedsim.report.comparison import compare, render_comparison
 from fedsim.report.differences import differences
+from fedsim.report.drawing import MOST
 from fedsim.report.grid_page import render_grid
 from fedsim.report.grid_result import CellResult
-from fedsim.report.html import MOST, render_run, write_reports
+from fedsim.report.html import render_run, write_reports
 from fedsim.report.schema import RunReport, Utility
 from tests.unit.report.grid_samples import grid, line
 from tests.unit.report.report_samples import (
@@ -113,7 +114,7 @@ def test_the_privacy_block_holds_an_epsilon_with_all_its_terms() -> None:
 def test_a_run_without_a_guarantee_says_so_and_plots_no_epsilon() -> None:
     """Even if its metrics have one: on the way to no guarantee it means nothing."""
     page = rendered("non-private")
-    assert "No privacy guarantee" in page
+    assert "No privacy guarantee" in page and "<dt>ε</dt><dd>none</dd>" in page
     assert "figure-epsilon" not in page
     assert "figure-signal" not in page  # there is no noise
 
@@ -136,9 +137,13 @@ def test_the_page_has_the_reports_numbers() -> None:
         ("server.learning_rate", "0.01"),
         ("Clipped units", "87.3 %"),
         ("Signal over noise", "about 0.04"),
+        ("Denominator", "fixed, denominator = 128"),
+        ("Noise multiplier, as priced", "0.84"),
+        ("Source of noise", "seeded: the draws follow from the run&#39;s seed, and ε is simulated"),
+        ("Rounds", "100"),
     ):
         assert f"<dt>{term}</dt><dd>{value}</dd>" in page
-    for tip in ("held-out loss\nround: 0\nnats a token: 3.3", "ε spent\nround: 4\nε: 8"):
+    for tip in ("this run\nround: 0\nnats a token: 3.3", "this run\nround: 4\nε: 8"):
         assert f"<title>{tip}</title>" in page
     assert "start 3.30" in page
 
@@ -166,7 +171,7 @@ def test_a_diverged_run_without_rounds_still_renders() -> None:
 def test_a_long_run_is_thinned_evenly_with_its_ends() -> None:
     page = render_run(report(), metrics(10_000, every=1))
     assert len(page.encode()) < 400_000
-    rounds = [int(n) for n in re.findall(r"<title>held-out loss\nround: (\d+)", page)]
+    rounds = [int(n) for n in re.findall(r"<title>this run\nround: (\d+)\nnats", page)]
     assert len(rounds) == MOST and (rounds[0], rounds[-1]) == (0, 10_000)
     assert max(b - a for a, b in pairwise(rounds)) <= 2 * 10_000 / MOST
 

@@ -45,17 +45,12 @@ def test_a_diverged_run_is_valid_json_and_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"delta": None},
-        {"accountant": None},
-        {"noise": "none"},
-        {"noise_multiplier": 0.0},
-        {"noise_multiplier": None},
         {"epsilon": math.inf},
         {"epsilon": -1.0},
         {"sampler": ""},
     ],
 )
-def test_an_epsilon_needs_what_gives_it_meaning(change: dict[str, object]) -> None:
+def test_a_promise_has_numbers_in_their_range(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         privacy(**change)
 
@@ -89,9 +84,9 @@ def test_a_damaged_or_missing_file_is_a_config_error(tmp_path: Path, text: str) 
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ConfigError, match=r"report\.json"):
         load_report(tmp_path)
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="is not there or cannot be read"):
         load_report(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"no metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: is not there"):
         load_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n\n{"losss": 3}')
     with pytest.raises(ConfigError, match="line 3: "):

@@ -82,7 +82,7 @@ def test_they_stand_in_metrics_report_card_and_trackers_as_covered(finished: Pat
     card = (finished / "model" / "README.md").read_text(encoding="utf-8")
     assert f"Held-out loss {scores.loss:.3f}" in card
     page = (finished / "report.html").read_text(encoding="utf-8")
-    assert "Private scores, under the simulated ε above" in page
+    assert "Private scores, counted by the ε above" in page
     assert "<dd>4, and 2 private scores</dd>" in page
 
 
@@ -136,8 +136,7 @@ def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path:
     strategy = {"sampling": {"kind": "shuffled"}}
     found = run(scored(speeches, privacy=privacy, strategy=strategy), tmp_path / "run")
     page = (found.path / "report.html").read_text(encoding="utf-8")
-    assert "Private scores, under the hypothetical ε above" in page
-    assert "Private scores, covered" not in page
+    assert "Private scores, counted by the ε above" in page
     assert "The hypothetical ε above counts them." in card_of(found)
     assert not any(query.covered for query in found.report.privacy.queries)
     assert any("would protect the model and its" in one for one in found.report.privacy.assumptions)

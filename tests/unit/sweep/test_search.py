@@ -241,4 +241,4 @@ def test_a_hypothetical_promise_covers_no_score(speeches: Path, tmp_path: Path) 
     config = write(tmp_path / "c.toml", speeches, declared_num_users=24)
     options = ("--trials", "2", "--vary", RATES, "--set", "strategy.sampling.kind=shuffled")
     done = fedsim_ok("tune", config, *options, "--out", tmp_path / "out")
-    assert "Private scores, under the hypothetical ε above: " in done.stdout
+    assert "Private scores, counted by the ε above: " in done.stdout

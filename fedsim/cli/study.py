@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedsim.errors import ConfigError
 
+_OPTIONS = {"epsilons": "--epsilon", "budgets": "--budget"}  # others are called as they are typed
+
 
 def study_command(
+    *,
     name: Annotated[
         str | None, typer.Argument(help="Name of the study; --list prints all names.")
     ] = None,
@@ -30,8 +33,40 @@ def study_command(
             help="Only for tradeoffs: train adapters of this model, a folder, GGUF file or hub id."
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to train on in place of the built-in ones, such as JSON lines; for "
+            "tradeoffs, group-size, estimate-and-double-text, mechanisms and records-per-user. "
+            "So are the options below.",
+        ),
+    ] = None,
+    user_column: Annotated[
+        str | None, typer.Option(help="Column of --data with the user (default: user).")
+    ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="Column of --data with the text (default: text).")
+    ] = None,
+    epsilon: Annotated[
+        list[str] | None, typer.Option(metavar="E ...", help="The ε that are compared.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="B ...",
+            help="The expected gradients per round that are compared (tradeoffs, group-size).",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of every line; lines are paired by seed.")
+    ] = None,
 ) -> None:
-    """Recompute a figure, a table or a claim of the papers; write a table and a picture."""
+    """Recompute a figure, a table or a claim of the papers; write a table and a picture.
+
+    The same command again resumes a study that was interrupted.
+    """
     from fedsim.registry import names, resolve
 
     if listing:
@@ -41,7 +76,42 @@ def study_command(
     if name is None:
         raise ConfigError(f"study: no name; known: {', '.join(names('studies'))}")
     run = resolve("studies", name, "study")
-    options = {} if model is None else {"model": model}
-    if model is not None and "model" not in signature(run).parameters:
-        raise ConfigError(f"--model {model}: {name} trains no other model; tradeoffs does")
+    given: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "user_column": user_column,
+        "text_column": text_column,
+        "epsilons": _numbers("--epsilon", epsilon or []),
+        "budgets": _numbers("--budget", budget or []),
+        "rounds": rounds,
+        "seeds": seeds,
+    }
+    options = {key: value for key, value in given.items() if value not in (None, ())}
+    _check_taken(name, options, getattr(run, "takes", ()))
     run(out or Path("runs") / "studies" / name, quick=quick, **options)
+
+
+def _check_taken(name: str, options: Iterable[str], takes: Sequence[str]) -> None:
+    """Raise `ConfigError` for an option that the study does not take."""
+    for key in options:
+        if key not in takes:
+            known = ", ".join(_spelled(option) for option in takes)
+            raise ConfigError(
+                f"{_spelled(key)}: not an option of {name}, which takes "
+                f"{known or 'none but --quick and --out'}"
+            )
+
+
+def _spelled(key: str) -> str:
+    return _OPTIONS.get(key, f"--{key.replace('_', '-')}")
+
+
+def _numbers(option: str, texts: Sequence[str]) -> tuple[float, ...]:
+    """Return the numbers of `1 4` and of `1,4`."""
+    found = []
+    for text in (part for typed in texts for part in typed.split(",")):
+        try:
+            found.append(float(text))
+        except ValueError:
+            raise ConfigError(f"{option} {text}: must be a number, such as 8") from None
+    return tuple(found)

@@ -1,10 +1,10 @@
 """Charles et al. 2024, App. I.1: strategies that choose group and cohort size, on real text.
 
-The comparison on speakers of Shakespeare's plays: a budget of B gradients a round is split into
-group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is the held-out loss, in
-nats a token, beyond that of the best split of the same budget. The best is the least of several
-measured losses, so a little of it is chance. Users with fewer than G examples bring what they
-have, so large groups compute fewer than B gradients.
+The comparison on speakers of Shakespeare's plays, or of a file (`--data`): a budget of B gradients
+a round is split into group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is
+the held-out loss, in nats a token, beyond that of the best split of the same budget. The best is
+the least of several measured losses, so a little of it is chance. Users with fewer than G examples
+bring what they have, so large groups compute fewer than B gradients.
 
 Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
 see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M). L(G) is estimated from
@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.experiments.studies.charles_2024.doubling_analysis import suboptimality
 from fedsim.experiments.studies.charles_2024.doubling_picture import Compared, draw, means
-from fedsim.experiments.studies.common.output import check_folder
-from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.options import ON_A_FILE, OnText, Options
+from fedsim.experiments.studies.common.trained import Trained, cell
 from fedsim.materials import load_materials
 from fedsim.planner.gradient_norms import GradientNorms, random_users
 from fedsim.planner.variants import tried, with_noise
@@ -42,38 +42,27 @@ EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST = (1, 8), (1, 2, 4, 8), (16, 32, 64
 QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST = (8,), (1, 2, 4), (4, 8), 16
 RESAMPLES = 200
 SEED = 11
+BUILT_IN = "Shakespeare"
 
 Key = tuple[float, int, int]  # ε, G, M
 
 
-def run(out: Path, *, quick: bool) -> None:
-    """Train at every split of every budget, and write the study into `out`.
-
-    Besides the files of a study, `suboptimality.csv` has what each strategy loses.
-
-    Raises:
-        ConfigError: `out` is not a folder for a study.
-    """
-    check_folder(out)
-    study(starting_norms(next(grid(quick)).config))(out, quick=quick)
-
-
-def grid(quick: bool) -> Iterator[Cell]:
+def grid(quick: bool, options: Options) -> Iterator[Cell]:
     """Yield ULS at every ε and every split G·M of the budgets up to the largest."""
     epsilons, sizes, cohorts, largest = (
         (QUICK_EPSILONS, QUICK_GROUP_SIZES, QUICK_COHORT_SIZES, QUICK_LARGEST)
         if quick
         else (EPSILONS, GROUP_SIZES, COHORT_SIZES, LARGEST)
     )
-    for epsilon, size, cohort in product(epsilons, sizes, cohorts):
+    for epsilon, size, cohort in product(options.epsilons or epsilons, sizes, cohorts):
         if size * cohort > largest:
             continue
-        config = base(
+        config = options.base(
             f"privacy.epsilon={epsilon}",
             f"strategy.group_size={size}",
             f"strategy.cohort_size={cohort}",
         )
-        settings = {"epsilon": epsilon, "group_size": size, "cohort_size": cohort}
+        settings = {"epsilon": f"{epsilon:g}", "group_size": size, "cohort_size": cohort}
         yield cell("uls", settings, config, quick)
 
 
@@ -106,8 +95,10 @@ def complete(measurement: GridResult) -> dict[Key, CellResult]:
     return usable
 
 
-def compare(measurement: GridResult, gradient_norm: Callable[[int], float]) -> Compared:
-    """Return every strategy's sub-optimality on the mean losses, with intervals."""
+def compare(
+    measurement: GridResult, gradient_norm: Callable[[int], float], name: str = BUILT_IN
+) -> Compared:
+    """Return every strategy's sub-optimality on the mean losses of a text, with intervals."""
     lines = complete(measurement)
     sigmas = {(key[0], key[2]): line.noise_multiplier or 0.0 for key, line in lines.items()}
     by_seed = {key: np.array(line.losses) for key, line in lines.items()}
@@ -120,7 +111,7 @@ def compare(measurement: GridResult, gradient_norm: Callable[[int], float]) -> C
         rows = suboptimality(redrawn, [gradient_norm], lambda *key: sigmas[key])
         resampled.append([row.suboptimality for row in rows])
     rows = suboptimality(losses, [gradient_norm], lambda *key: sigmas[key])
-    return Compared("Shakespeare", losses, rows, np.array(resampled))
+    return Compared(name, losses, rows, np.array(resampled))
 
 
 def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[float, float]:
@@ -144,9 +135,8 @@ def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[floa
     return errors
 
 
-def conditions(measurement: GridResult, norms: GradientNorms) -> list[str]:
+def conditions(measurement: GridResult, norms: GradientNorms, task: Compared) -> list[str]:
     """Return the means, and the conditions of the analysis."""
-    task = compare(measurement, norms)
     largest = max(size * cohort for _, size, cohort in task.losses)
     asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.medians.items()))
     rates = Counter(rate for line in measurement.lines for rate in line.chosen.values())
@@ -163,21 +153,30 @@ def conditions(measurement: GridResult, norms: GradientNorms) -> list[str]:
     ]
 
 
-def study(norms: GradientNorms) -> Trained:
-    """Return the study; its analysis takes L_ULS(G) from `norms`."""
+def study(options: Options) -> Trained:
+    """Return the study of the built-in texts, or of a file; besides, L_ULS(G) is computed."""
+    norms = starting_norms(next(grid(options.quick, options)).config)
+    text = options.data.name if options.data else BUILT_IN
+
+    def compared(measurement: GridResult) -> Compared:
+        return compare(measurement, norms, text)
+
     return Trained(
         name="estimate-and-double-text",
         title="How group and cohort size are chosen for ULS, on real text",
         explanation=__doc__,
-        cells=grid,
-        notes=lambda measurement: conditions(measurement, norms),
+        cells=partial(grid, options=options),
+        notes=lambda measurement: conditions(measurement, norms, compared(measurement)),
         more=lambda measurement: {
-            "suboptimality.csv": [row._asdict() for row in compare(measurement, norms).rows]
+            "suboptimality.csv": [row._asdict() for row in compared(measurement).rows]
         },
-        draw=lambda measurement: draw([compare(measurement, norms)], _terms(measurement)),
+        draw=lambda measurement: draw([compared(measurement)], _terms(measurement)),
         keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
         seeds=2,
     )
+
+
+run = OnText(study, takes=("epsilons", *ON_A_FILE))
 
 
 def _key(line: CellResult) -> Key:

@@ -10,61 +10,63 @@ and 2,000 rounds).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 
 import numpy as np
 
-from fedsim.config import with_settings
+from fedsim.experiments.studies.common.options import ON_A_FILE, OnText, Options
 from fedsim.experiments.studies.common.series import draw
-from fedsim.experiments.studies.common.trained import QUICK_START, Trained, base, cell
-from fedsim.materials import load_materials
-from fedsim.registry import names
+from fedsim.experiments.studies.common.trained import Trained, cell
 from fedsim.sweep.cells import Cell, parse_variation
 
 EPSILONS, BUDGETS, GROUP_SIZES = (1.0, 8.0), (32, 128), (1, 3, 9, 27, 81)
 QUICK_EPSILONS, QUICK_BUDGETS, QUICK_GROUP_SIZES = (8.0,), (16,), (2, 9)
 
 
-def grid(quick: bool) -> Iterator[Cell]:
+def grid(quick: bool, options: Options) -> Iterator[Cell]:
     """Yield ELS at every ε, budget and cap."""
-    values = (
+    epsilons, budgets, sizes = (
         (QUICK_EPSILONS, QUICK_BUDGETS, QUICK_GROUP_SIZES)
         if quick
         else (EPSILONS, BUDGETS, GROUP_SIZES)
     )
-    for epsilon, budget, size in product(*values):
-        config = base(
+    for epsilon, budget, size in product(
+        options.epsilons or epsilons, options.budgets or budgets, sizes
+    ):
+        config = options.base(
             "strategy.name=els",
             f"privacy.epsilon={epsilon}",
             f"strategy.batch_size={budget}",
             f"strategy.group_size={size}",
         )
-        settings = {"epsilon": f"{epsilon:g}", "budget": budget, "group_size": size}
+        settings = {"epsilon": f"{epsilon:g}", "budget": f"{budget:g}", "group_size": size}
         yield cell("els", settings, config, quick)
 
 
-def median_size() -> float:
+def median_size(options: Options) -> float:
     """Return the median number of training examples of a user."""
-    config = base("strategy.name=els", "strategy.batch_size=1")
-    if config.model.name_or_path in names("models"):  # its tokenizer is what is needed here
-        config = with_settings(config, [QUICK_START])
-    split = load_materials(config.seed, config.data, config.model, "cpu").split
-    return float(np.median(split.user_sizes))
+    return float(np.median(options.user_sizes))
 
 
-run = Trained(
-    name="group-size",
-    title="How many examples a user may bring to example-level sampling",
-    explanation=__doc__,
-    cells=grid,
-    notes=lambda _: [f"The median user has {median_size():g} training examples."],
-    draw=lambda measurement: draw(
-        measurement,
-        x="group_size",
-        series="epsilon",
-        panels="budget",
-        title="Held-out loss of ELS against the cap on a user's examples",
-        marks={"median": median_size()},
-    ),
-    keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
-)
+def study(options: Options) -> Trained:
+    """Return the study of the built-in texts, or of a file."""
+    return Trained(
+        name="group-size",
+        title="How many examples a user may bring to example-level sampling",
+        explanation=__doc__,
+        cells=partial(grid, options=options),
+        notes=lambda _: [f"The median user has {median_size(options):g} training examples."],
+        draw=lambda measurement: draw(
+            measurement,
+            x="group_size",
+            series="epsilon",
+            panels="budget",
+            title="Held-out loss of ELS against the cap on a user's examples",
+            marks={"median": median_size(options)},
+        ),
+        keys=[parse_variation("server.learning_rate=0.15,0.5", "--tune")],
+    )
+
+
+run = OnText(study, takes=("epsilons", "budgets", *ON_A_FILE))

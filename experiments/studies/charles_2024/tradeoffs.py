@@ -1,14 +1,15 @@
 """Charles et al. 2024, §4 and App. J.1, Figures 3, 4, 14 and 15: ULS and ELS on real text.
 
-Speakers of Shakespeare's plays as users, token embeddings of `tiny-gpt` trained by SGD for 12
-rounds. Group sizes and cohorts are those of `fedsim plan`: the median user size for ELS,
-Estimate-and-Double for ULS. A budget is the expected gradients a round. Learning rate and clip
-norm are tuned for every line. With `--model` adapters of that model are trained instead, by Adam
-for 8 rounds, the clip norm is the planned one, and the learning rate alone is tuned.
+Speakers of Shakespeare's plays as users, or those of a file (`--data`), and token embeddings of
+`tiny-gpt` trained by SGD for 12 rounds. Group sizes and cohorts are those of `fedsim plan`: the
+median user size for ELS, Estimate-and-Double for ULS. A budget is the expected gradients a round.
+The learning rate is tuned for every line; the clip norm is 0.25, which all lines chose where it was
+tuned, too. With `--model` adapters of that model are trained instead, by Adam for 8 rounds, and the
+clip norm is the planned one.
 
-The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; here are 898
-users, so its large noise is the rule. There ULS is at least as good everywhere on Stack Overflow,
-and ELS in front on CC-News where the budget or ε is small.
+The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; the plays have
+898 users, so its large noise is the rule. There ULS is at least as good everywhere on Stack
+Overflow, and ELS in front on CC-News where the budget or ε is small.
 """
 
 from __future__ import annotations
@@ -16,45 +17,53 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import product
-from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from fedsim.config import with_settings
+from fedsim.experiments.studies.common.options import ON_A_FILE, OnText, Options
+from fedsim.experiments.studies.common.output import Table
 from fedsim.experiments.studies.common.series import distinct, draw_rows, pick
-from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.trained import Trained, cell
 from fedsim.materials import load_materials
 from fedsim.planner.compare_strategies import StrategyComparison, compare_strategies
-from fedsim.report.comparison_folder import write_grid
 from fedsim.report.grid_result import CellResult, GridResult
 from fedsim.report.intervals import difference
+from fedsim.report.wording import NOTHING
 from fedsim.sweep.cells import Cell, parse_variation
 from fedsim.utils.terminal import status_when_slow
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
 PRETRAINED_EPSILONS, PRETRAINED_BUDGETS = (2, 16), (16, 64)  # each gradient takes long
 QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
+RATES, FILE_RATES, PRETRAINED_RATES = "0.1,0.4,1.6", "0.1,0.4,1.6,6.4", "0.01,0.03,0.1"
+CLIP = "strategy.clip.l2_clip_norm=0.25"
 
 
 @cache
-def planned(epsilon: int, budget: int, model: str | None = None) -> StrategyComparison:
+def planned(epsilon: float, budget: float, options: Options) -> StrategyComparison:
     """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
-    config = base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32", model=model)
+    config = options.base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    with status_when_slow(f"planning {budget} gradients a round at epsilon {epsilon}"):
+    with status_when_slow(f"planning {budget:g} gradients a round at epsilon {epsilon:g}"):
         return compare_strategies(config, materials, budget=budget)
 
 
-def grid(quick: bool, model: str | None = None) -> Iterator[Cell]:
+def grid(quick: bool, options: Options) -> Iterator[Cell]:
     """Yield the planned config of both strategies, at every budget and ε."""
-    whole = (BUDGETS, EPSILONS) if model is None else (PRETRAINED_BUDGETS, PRETRAINED_EPSILONS)
-    values = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else whole
-    for budget, epsilon in product(*values):
-        plans = planned(epsilon, budget, model)
+    whole = (
+        (BUDGETS, EPSILONS) if options.model is None else (PRETRAINED_BUDGETS, PRETRAINED_EPSILONS)
+    )
+    budgets, epsilons = (QUICK_BUDGETS, QUICK_EPSILONS) if quick else whole
+    for budget, epsilon in product(options.budgets or budgets, options.epsilons or epsilons):
+        plans = planned(epsilon, budget, options)
         for candidate in (plans.uls, plans.els):
             name = candidate.config.strategy.name
-            settings = {"epsilon": epsilon, "budget": budget}
-            yield cell(name, settings, candidate.config, quick)
+            settings = {"epsilon": f"{epsilon:g}", "budget": f"{budget:g}"}
+            clip = [] if options.model else [CLIP]
+            yield cell(name, settings, with_settings(candidate.config, clip), quick)
 
 
 class Recommendation(NamedTuple):
@@ -66,8 +75,9 @@ class Recommendation(NamedTuple):
         recommended: strategy.
         better: the strategy with the smaller mean loss; "" without a common seed.
         gap: loss of ULS minus loss of ELS, the mean over seeds; None without a common one.
-        gap_low: of its 95 % interval over seeds, which is a point for one seed.
+        gap_low: of its paired 95 % interval over seeds, which is a point for one seed.
         gap_high: likewise.
+        unpaired: half the width that the interval would have unpaired; None for one seed.
         group_size: of ULS.
         diversity: L_ELS / L_ULS(G), measured at the starting model.
         needed: of the diversity, for ULS to have the smaller noise (condition 7).
@@ -80,9 +90,24 @@ class Recommendation(NamedTuple):
     gap: float | None
     gap_low: float | None
     gap_high: float | None
+    unpaired: float | None
     group_size: int
     diversity: float
     needed: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the paired interval leaves zero out."""
+        if self.unpaired is None or self.gap_low is None or self.gap_high is None:
+            return False
+        return not self.gap_low <= 0.0 <= self.gap_high
+
+    @property
+    def width_ratio(self) -> float | None:
+        """Width of the paired interval over that of the unpaired one; None for one seed."""
+        if not self.unpaired or self.gap_low is None or self.gap_high is None:
+            return None
+        return (self.gap_high - self.gap_low) / (2.0 * self.unpaired)
 
 
 def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
@@ -100,13 +125,14 @@ def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) ->
         gap=None if gap is None else gap.mean,
         gap_low=None if gap is None else gap.low,
         gap_high=None if gap is None else gap.high,
+        unpaired=None if pair is None or len(pair.seeds) < 2 else pair.unpaired,
         group_size=size,
         diversity=diversity,
         needed=diversity * advice.gradients_per_user / advice.norm_ratio,
     )
 
 
-def recommendations(measurement: GridResult, model: str | None = None) -> list[Recommendation]:
+def recommendations(measurement: GridResult, options: Options) -> list[Recommendation]:
     """Return the recommendation of each budget and ε beside its runs."""
     rows = []
     for budget, epsilon in product(
@@ -116,18 +142,46 @@ def recommendations(measurement: GridResult, model: str | None = None) -> list[R
             pick(measurement.lines, budget=budget, epsilon=epsilon, source=name)[0]
             for name in ("uls", "els")
         )
-        rows.append(compare(planned(int(epsilon), int(budget), model), uls, els))
+        rows.append(compare(planned(float(epsilon), float(budget), options), uls, els))
     return rows
 
 
 def counts(rows: Sequence[Recommendation]) -> list[str]:
-    """Return the number of right recommendations, and of cells where ULS is better."""
+    """Return how often each strategy is better and the plan is right, and what pairing saves."""
     right = sum(row.better == row.recommended for row in rows)
     uls = sum(row.better == "uls" for row in rows)
-    return [
+    told = [row for row in rows if row.clear]
+    ahead = [sum(row.better == name for row in told) for name in ("uls", "els")]
+    sentences = [
         f"The plan's recommendation has the smaller mean loss in {right} of {len(rows)} cells; "
-        f"`recommendations.csv` has each. ULS has it in {uls}."
+        f"`recommendations.csv` has each. ULS has it in {uls}.",
+        f"The paired interval leaves zero out in {len(told)} cells: ULS is in front in {ahead[0]} "
+        f"of them, ELS in {ahead[1]}.",
     ]
+    if ratios := [row.width_ratio for row in rows if row.width_ratio is not None]:
+        sentences.append(
+            f"The paired interval of a cell is {median(ratios):.2f} as wide as the unpaired one "
+            f"(median of {len(ratios)} cells; {min(ratios):.2f} to {max(ratios):.2f})."
+        )
+    return sentences
+
+
+def gaps(rows: Sequence[Recommendation]) -> Table:
+    """Return the paired difference of the two strategies at each ε and budget."""
+    heads = ("budget", "ε", "G", "ULS − ELS, paired", "unpaired", "ratio", "recommended")
+    return Table(heads, [_gap_row(row) for row in rows])
+
+
+def _gap_row(row: Recommendation) -> list[str]:
+    if row.gap is None or row.gap_high is None:
+        gap = NOTHING
+    else:
+        half = f" ± {row.gap_high - row.gap:.4f}" if row.unpaired is not None else ""
+        gap = f"{'* ' if row.clear else ''}{row.gap:+.4f}{half}".replace("-", "−")
+    unpaired = NOTHING if row.unpaired is None else f"± {row.unpaired:.4f}"
+    ratio = NOTHING if row.width_ratio is None else f"{row.width_ratio:.2f}"
+    size = f"{row.group_size}"
+    return [row.budget, row.epsilon, size, gap, unpaired, ratio, row.recommended]
 
 
 def picture(measurement: GridResult) -> Figure:
@@ -140,33 +194,30 @@ def picture(measurement: GridResult) -> Figure:
     )
 
 
-def study(model: str | None = None) -> Trained:
+def study(options: Options) -> Trained:
     """Return the study of the small network, or of the adapters of a pre-trained model."""
-    title, options = "ULS and ELS on real text, at equal promise and equal compute", ""
-    rates = "server.learning_rate=0.1,0.4,1.6"
-    keys = [parse_variation("strategy.clip.l2_clip_norm=0.25,1.0", "--tune")]
-    if model is not None:
-        name = Path(model).name  # the page says no path of the machine
-        title, options = f"{title}: adapters of {name}", f" --model {name}"
-        rates, keys = "server.learning_rate=0.01,0.03,0.1", []
+    rates = RATES if options.data is None else FILE_RATES
+    if options.model is not None:
+        rates = PRETRAINED_RATES
+
+    def rows(measurement: GridResult) -> list[Recommendation]:
+        return recommendations(measurement, options)
+
     return Trained(
         name="tradeoffs",
-        title=title,
+        title="ULS and ELS on real text, at equal promise and equal compute",
         explanation=__doc__,
-        cells=partial(grid, model=model),
-        notes=lambda measurement: counts(recommendations(measurement, model)),
+        cells=partial(grid, options=options),
+        notes=lambda measurement: counts(rows(measurement)),
         more=lambda measurement: {
-            "recommendations.csv": [row._asdict() for row in recommendations(measurement, model)]
+            "recommendations.csv": [row._asdict() for row in rows(measurement)]
         },
+        further=lambda measurement: {"ULS minus ELS": gaps(rows(measurement))},
         draw=picture,
-        keys=[parse_variation(rates, "--tune"), *keys],
+        keys=[parse_variation(f"server.learning_rate={rates}", "--tune")],
         quick_keys=[parse_variation("server.learning_rate=0.5", "--tune")],
-        options=options,
+        compares=True,
     )
 
 
-def run(out: Path, *, quick: bool, model: str | None = None) -> None:
-    """Train both strategies everywhere, and write the study and its report into `out`."""
-    study(model)(out, quick=quick)
-    text = (out / "measurement.json").read_text(encoding="utf-8")
-    write_grid(GridResult.model_validate_json(text), out)
+run = OnText(study, takes=("model", "epsilons", "budgets", *ON_A_FILE))

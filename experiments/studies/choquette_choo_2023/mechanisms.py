@@ -1,8 +1,9 @@
 """Choquette-Choo et al. 2023, arXiv:2306.08153: samplers and correlated noise at one promise.
 
-56 rounds, so that balanced sampling (2 and 8 passes) and BLT (28 and 7 whole groups) have the very
-cohorts of the others. Cyclic sampling has four groups, without and with four bands. Every line has
-the same learning rate, seeds and expected gradients.
+56 rounds, and cohorts of about 32 and 128 users that make whole passes: on the 898 speakers 2 and
+8, so that balanced sampling and BLT (28 and 7 whole groups) have the very cohorts of the others. Of
+a file (`--data`) with many users one pass is the least. Cyclic sampling has four groups, without
+and with four bands. Every line has the same learning rate, seeds and expected gradients.
 
 The paper finds amplified banded noise at least as good at every ε as the better of independent
 noise with amplification and correlated noise without it (CIFAR-10 and Stack Overflow).
@@ -11,27 +12,23 @@ noise with amplification and correlated noise without it (CIFAR-10 and Stack Ove
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 
+from fedsim.experiments.studies.common.options import ON_A_FILE, OnText, Options
 from fedsim.experiments.studies.common.series import picture
-from fedsim.experiments.studies.common.trained import Trained, base, cell
+from fedsim.experiments.studies.common.trained import Trained, cell
+from fedsim.planner.budget import passes
 from fedsim.report.grid_result import GridResult
 from fedsim.sweep.cells import Cell
 
-USERS, ROUNDS = 898, 56
-EPSILONS = (1, 4, 16)
-PASSES = {32: 2, 128: 8}  # of balanced sampling, which then has that cohort
+ROUNDS, EPSILONS, COHORTS = 56, (1, 4, 16), (32, 128)
 QUICK_COHORT = 8
 
 
-def _ways(cohort: int, quick: bool) -> dict[str, tuple[str, ...]]:
-    """Return the keys of each way for a cohort of about that many users."""
-    if quick:
-        groups = ("strategy.sampling.kind=cyclic", "strategy.sampling.groups=2")
-        size = f"strategy.cohort_size={cohort}"
-        return {"Poisson": (size,), "2 bands": (size, *groups, "privacy.mechanism=banded")}
-    passes = PASSES[cohort]
-    size = f"strategy.cohort_size={USERS * passes / ROUNDS}"
+def _ways(users: int, passes: int, rounds: int) -> dict[str, tuple[str, ...]]:
+    """Return the keys of each way in which a user takes part that many times on average."""
+    size = f"strategy.cohort_size={users * passes / rounds}"
     cyclic = "strategy.sampling.kind=cyclic"
     return {
         "Poisson": (size,),
@@ -43,21 +40,38 @@ def _ways(cohort: int, quick: bool) -> dict[str, tuple[str, ...]]:
         "4 bands": (size, cyclic, "strategy.sampling.groups=4", "privacy.mechanism=banded"),
         "BLT": (
             cyclic,
-            f"strategy.sampling.groups={ROUNDS // passes}",
+            f"strategy.sampling.groups={rounds // passes}",
             "privacy.mechanism=blt",
         ),
     }
 
 
-def grid(quick: bool) -> Iterator[Cell]:
+def _quick_ways() -> dict[str, tuple[str, ...]]:
+    groups = ("strategy.sampling.kind=cyclic", "strategy.sampling.groups=2")
+    size = f"strategy.cohort_size={QUICK_COHORT}"
+    return {"Poisson": (size,), "2 bands": (size, *groups, "privacy.mechanism=banded")}
+
+
+def ways(quick: bool, options: Options) -> dict[int, dict[str, tuple[str, ...]]]:
+    """Return the keys of each way, by the size of the cohort."""
+    if quick:
+        return {QUICK_COHORT: _quick_ways()}
+    users, rounds = options.num_users, options.rounds or ROUNDS
+    least = sorted({passes(rounds, cohort / users) for cohort in COHORTS})
+    return {round(users * count / rounds): _ways(users, count, rounds) for count in least}
+
+
+def grid(quick: bool, options: Options) -> Iterator[Cell]:
     """Yield ULS with each sampler and matrix, at each ε and cohort."""
-    cohorts = [QUICK_COHORT] if quick else list(PASSES)
-    for epsilon, cohort in product(EPSILONS[-1:] if quick else EPSILONS, cohorts):
-        for way, keys in _ways(cohort, quick).items():
-            common = (f"privacy.epsilon={epsilon}", f"strategy.rounds={ROUNDS}", *keys)
-            ends = (f"training.{key}_every={ROUNDS}" for key in ("evaluate", "checkpoint"))
-            settings = {"epsilon": epsilon, "cohort": cohort, "mechanism": way}
-            yield cell("uls", settings, base(*common, *ends), quick)
+    rounds = options.rounds or ROUNDS
+    ends = (f"training.{key}_every={rounds}" for key in ("evaluate", "checkpoint"))
+    common = (f"strategy.rounds={rounds}", *ends)
+    epsilons = options.epsilons or (EPSILONS[-1:] if quick else EPSILONS)
+    for epsilon, (cohort, kinds) in product(epsilons, ways(quick, options).items()):
+        for way, keys in kinds.items():
+            config = options.base(f"privacy.epsilon={epsilon}", *common, *keys)
+            settings = {"epsilon": f"{epsilon:g}", "cohort": cohort, "mechanism": way}
+            yield cell("uls", settings, config, quick)
 
 
 def notes(result: GridResult) -> Sequence[str]:
@@ -77,12 +91,19 @@ def notes(result: GridResult) -> Sequence[str]:
     return said
 
 
-run = Trained(
-    name="mechanisms",
-    title="Samplers and correlated noise at one promise",
-    explanation=__doc__,
-    cells=grid,
-    draw=picture("mechanism", "epsilon", "cohort", "Held-out loss: samplers and correlated noise"),
-    notes=notes,
-    seeds=2,
-)
+def study(options: Options) -> Trained:
+    """Return the study of the built-in texts, or of a file."""
+    return Trained(
+        name="mechanisms",
+        title="Samplers and correlated noise at one promise",
+        explanation=__doc__,
+        cells=partial(grid, options=options),
+        draw=picture(
+            "mechanism", "epsilon", "cohort", "Held-out loss: samplers and correlated noise"
+        ),
+        notes=notes,
+        seeds=2,
+    )
+
+
+run = OnText(study, takes=("epsilons", *ON_A_FILE))

@@ -13,10 +13,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedsim.config import Config, load_config, with_settings
+from fedsim.data.split import Split
 from fedsim.errors import RunsFailedError
 from fedsim.experiments.studies.common.output import Records, Result, Study, Table
+from fedsim.materials import load_materials
 from fedsim.planner.variants import changed
 from fedsim.registry import names
+from fedsim.report.comparison_folder import write_grid
 from fedsim.report.differences import differences_table
 from fedsim.report.grid_result import HEADS, GridResult, captions, grid_table, records
 from fedsim.sweep.cells import Cell, Variation
@@ -44,10 +47,14 @@ class Trained:
         draw: the picture.
         notes: one-line counts and means over the lines.
         more: further CSV files by name.
+        further: further tables of the page, by their head.
+        settings: further sentences on what was fixed.
         keys: what is tuned, cell by cell.
         quick_keys: the same for a quick run; one value each.
-        seeds: repetitions of a whole run; a quick one has one.
+        seeds: repetitions of every line.
+        quick_seeds: the same for a quick run.
         options: what was typed after the name, as the page quotes it.
+        compares: whether the folder gets the files of `fedsim compare`, too.
     """
 
     name: str
@@ -57,10 +64,14 @@ class Trained:
     draw: Callable[[GridResult], Figure]
     notes: Callable[[GridResult], Sequence[str]] = lambda _: ()
     more: Callable[[GridResult], Mapping[str, Records]] = lambda _: {}
+    further: Callable[[GridResult], Mapping[str, Table]] = lambda _: {}
+    settings: Sequence[str] = ()
     keys: Sequence[Variation] = ()
     quick_keys: Sequence[Variation] = ()
     seeds: int = 3
+    quick_seeds: int = 1
     options: str = ""
+    compares: bool = False
 
     def __call__(self, out: Path, *, quick: bool) -> None:
         """Run the cells that are not finished, and write the study; runs stay in `out/runs`.
@@ -72,6 +83,8 @@ class Trained:
         work = partial(self.compute, out)
         Study(self.name, self.title, self.explanation, work, self.options)(out, quick=quick)
         done = GridResult.model_validate_json((out / MEASUREMENT).read_text(encoding="utf-8"))
+        if self.compares:
+            write_grid(done, out)
         if failures := [reason for line in done.lines for reason in line.failures]:
             raise RunsFailedError("\n".join(failures))
 
@@ -82,12 +95,13 @@ class Trained:
             grid,
             out / RUNS,
             keys=self.quick_keys if quick else self.keys,
-            seeds=1 if quick else self.seeds,
+            seeds=self.quick_seeds if quick else self.seeds,
             runner=one_after_another if quick else _side_by_side(),
         )
         write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
         tuning, pairs = measurement.tuning, differences_table(measurement)
         settings = [
+            *self.settings,
             *captions(measurement),
             f"{len(grid)} settings, seeds {', '.join(map(str, measurement.seeds))}; "
             f"{sum(line.seconds for line in measurement.lines):,.0f} s of runs"
@@ -100,7 +114,10 @@ class Trained:
             figure=self.draw(measurement),
             notes=self.notes(measurement),
             more=self.more(measurement),
-            further={} if pairs is None else {"Differences": pairs},
+            further={
+                **self.further(measurement),
+                **({} if pairs is None else {"Differences": pairs}),
+            },
         )
 
 
@@ -130,8 +147,19 @@ def quick_config(config: Config) -> Config:
     return with_settings(config, (*QUICK, QUICK_START) if built_in else QUICK)
 
 
+def split_of(config: Config) -> Split:
+    """Return the training users and the examples of a config's texts."""
+    if config.model.name_or_path in names("models"):  # its tokenizer is what is needed here
+        config = with_settings(config, [QUICK_START])
+    return load_materials(config.seed, config.data, config.model, "cpu").split
+
+
 def _side_by_side() -> Runner:
     """Return a runner of one run a core where Ray is installed: these runs are small."""
-    if importlib.util.find_spec("ray") is None:
+    allowed = getattr(
+        os, "sched_getaffinity", None
+    )  # as `taskset` limits them; not on every system
+    cores = len(allowed(0)) if allowed else os.cpu_count() or 1
+    if cores == 1 or importlib.util.find_spec("ray") is None:
         return one_after_another
-    return OnRay(workers=os.cpu_count())
+    return OnRay(workers=cores)

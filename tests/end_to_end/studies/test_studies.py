@@ -273,9 +273,18 @@ def test_a_study_replaces_its_own_files_only(finished: dict[str, Path], tmp_path
         (["moment-tables"], "study = 'moment-tables': did you mean 'moments-tables'? known: acc"),
         (["demo"], "study = 'demo': known: accountant-gap"),
         ([], "study: no name; known: accountant-gap"),
+        (["tradeoffs", "--data", "nowhere.jsonl"], "--data nowhere.jsonl: there is no such file"),
+        (["tradeoffs", "--epsilon", "8", "many"], "unexpected extra argument (many)"),
+        (["tradeoffs", "--epsilon", "many"], "--epsilon many: must be a number, such as 8"),
+        (["group-size", "--epsilon", "1,-2"], "--epsilon -2: give a finite number above 0"),
+        (["group-size", "--budget", "inf"], "--budget inf: give a finite number above 0"),
+        (["mechanisms", "--user-column", "nick"], "--user-column nick: is of a file; give --data"),
+        (["mechanisms", "--budget", "64"], "--budget: not an option of mechanisms, which takes"),
+        (["lora-rank", "--rounds", "2"], "lora-rank, which takes none but --quick and --out"),
+        (["group-size", "--model", "x"], "--model: not an option of group-size, which takes"),
     ],
 )
-def test_wrong_names(arguments: list[str], complaint: str, tmp_path: Path) -> None:
+def test_wrong_names_and_options(arguments: list[str], complaint: str, tmp_path: Path) -> None:
     done = study(*arguments, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,17 @@ from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
 from tests.conftest import small_config
 from tests.end_to_end.studies.test_studies import TRAINED
-from tests.helpers.commands import fedsim_ok
+from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
 from tests.helpers.tiny_world import LONGEST, write_model
 
+ON_A_FILE = {  # study to options beside --data
+    "estimate-and-double-text": ["--epsilon", "4"],
+    "group-size": ["--epsilon", "2", "4", "--budget", "8"],
+    "mechanisms": ["--rounds", "4"],
+    "records-per-user": ["--epsilon", "4"],
+    "tradeoffs": ["--epsilon", "2", "--budget", "8", "--seeds", "3"],
+}
 MORE = {  # file to its least number of lines
     "estimate-and-double-text": {"suboptimality.csv": 6},
     "tradeoffs": {"comparison.md": 6, "recommendations.csv": 2},
@@ -72,6 +80,51 @@ def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) ->
         assert len((out / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
     assert "no ε here accounts for" in page or measurement.tuning is None
+
+
+@pytest.fixture(scope="module")
+def chats(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small text as a compressed file with the columns that `--data` has by default."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl.gz"
+    text = speeches.read_text(encoding="utf-8").replace('"author"', '"user"')
+    path.write_bytes(gzip.compress(text.replace('"body"', '"text"').encode()))
+    return path
+
+
+@pytest.mark.parametrize("name", ON_A_FILE)
+def test_a_study_on_a_file(name: str, chats: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "study", ON_A_FILE[name]
+    rows, page = quick(name, out, "--data", str(chats), *options)
+    if "--epsilon" in options:
+        assert {f"{float(row['set.epsilon']):g}" for row in rows} <= {*options}
+    assert page.splitlines()[0].endswith(": chats.jsonl.gz")
+    assert "- Texts: `chats.jsonl.gz`. 24 users have" in page
+    assert "δ = 0.004;" in page
+    assert f"`fedsim study {name} --data chats.jsonl.gz {' '.join(options)} --quick`" in page
+    for path in out.glob("*.*"):
+        assert str(chats.parent).encode() not in path.read_bytes()
+
+
+def test_a_file_without_the_column(chats: Path, tmp_path: Path) -> None:
+    done = fedsim(
+        "study", "group-size", "--out", tmp_path, "--data", chats, "--text-column", "body"
+    )
+    assert "data.text_column = 'body'" in done.complaint
+    assert len(done.complaint.splitlines()) == 1
+
+
+def test_a_study_goes_on_where_it_was_cut_off(chats: Path, tmp_path: Path) -> None:
+    options = ("--data", str(chats), "--seeds", "2", "--budget", "8")
+    quick("group-size", tmp_path, *options)
+    page = (tmp_path / "table.md").read_text(encoding="utf-8")
+    runs = sorted((tmp_path / "runs").glob("*,seed=*"))
+    (runs[0] / "report.json").unlink()
+    kept = (runs[1] / "report.json").stat().st_mtime_ns
+    _, again = quick("group-size", tmp_path, *options)
+    assert (runs[0] / "report.json").exists()
+    assert (runs[1] / "report.json").stat().st_mtime_ns == kept
+    tables = [text[text.index("## Table") :] for text in (page, again)]
+    assert tables[0] == tables[1]
 
 
 def test_tradeoffs_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +212,22 @@ def test_co_owned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert float(row["noise_stddev"]) == pytest.approx(noise, rel=1e-3)
 
 
-def row(gap: float, recommended: str) -> Recommendation:
+def row(gap: float, recommended: str, half: float = 0.15) -> Recommendation:
     better = "uls" if gap < 0.0 else "els"
-    return Recommendation("8", "64", recommended, better, gap, gap, gap, 4, 1.5, 1.2)
+    ends = (gap - half, gap + half, 0.3)
+    return Recommendation("8", "64", recommended, better, gap, *ends, 4, 1.5, 1.2)
 
 
-def test_right_recommendations_are_counted() -> None:
-    rows = [row(-0.2, "uls"), row(0.1, "els"), row(0.2, "uls"), row(-0.1, "uls")]
-    (line,) = tradeoffs.counts(rows)
-    assert "the smaller mean loss in 3 of 4 cells" in line
-    assert line.endswith("ULS has it in 2.")
+def test_right_recommendations_and_clear_cells_are_counted() -> None:
+    rows = [row(-0.2, "uls"), row(0.1, "els"), row(0.2, "uls", 0.06), row(-0.1, "uls")]
+    right, clear, widths = tradeoffs.counts(rows)
+    assert "the smaller mean loss in 3 of 4 cells" in right
+    assert right.endswith("ULS has it in 2.")
+    assert "leaves zero out in 2 cells: ULS is in front in 1 of them, ELS in 1." in clear
+    assert "is 0.50 as wide as the unpaired one (median of 4 cells; 0.20 to 0.50)" in widths
+    first, _, third, _ = tradeoffs.gaps(rows).rows
+    assert first[3:6] == ["* −0.2000 ± 0.1500", "± 0.3000", "0.50"]
+    assert third[3:6] == ["* +0.2000 ± 0.0600", "± 0.3000", "0.20"]
+    one_seed = row(-0.2, "uls", 0.0)._replace(unpaired=None)
+    assert tradeoffs.gaps([one_seed]).rows[0][3:6] == ["−0.2000", "–", "–"]
+    assert len(tradeoffs.counts([one_seed])) == 2

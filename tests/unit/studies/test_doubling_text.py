@@ -24,6 +24,7 @@ from fedsim.experiments.studies.charles_2024.estimate_and_double_text import (
     grid,
     standard_errors,
 )
+from fedsim.experiments.studies.common.options import Options
 from fedsim.report.grid_result import GridResult
 from tests.unit.report.grid_samples import line
 
@@ -112,7 +113,7 @@ def test_budgets_from_a_diverged_run_on_are_left_out() -> None:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_grid_has_every_split_of_its_budgets(quick: bool) -> None:
-    cells = [*grid(quick)]
+    cells = [*grid(quick, Options())]
     keys = [
         (float(of["epsilon"]), int(of["group_size"]), int(of["cohort_size"]))
         for of in (dict(cell.settings) for cell in cells)

@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedsim.clients.engines.clipped_sums import float32_products
-from fedsim.clipping import Clip, clip_from_json
+from fedsim.clipping import clip_from_json
 from fedsim.execution import Engine, Task
 from fedsim.grids.records import (
     ClientSpec,
@@ -32,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
     """Answer one shard."""
     request = ShardRequest.from_content(message.content)
     task, engine, materials = prepared(request.spec)
-    clip = _clip(request.clip)
+    clip = clip_from_json(request.clip)
     parameters = _on_device(request.parameters, materials.model.device)
     with float32_products():
         total = engine(task, parameters, request.keys, clip, request.round)
@@ -70,8 +70,3 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     size = most_tokens_per_unit(materials, spec.task.options.get("group_size"))
     engine = choose_engine(spec.engine, task, materials.model, size, spec.gpu_share)
     return task, engine, materials
-
-
-@lru_cache(maxsize=4)
-def _clip(clip_json: str) -> Clip:
-    return clip_from_json(clip_json)

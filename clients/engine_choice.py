@@ -124,8 +124,6 @@ def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
 
 def _uncovered(model: LanguageModel) -> str | None:
     """Return the first layer without a rule, or None."""
-    if not hasattr(model, "module") or not hasattr(model, "places"):
-        return "any layer of a network that does not show its modules"
     try:
         find_layers(cast(OpenModel, model))
     except NotCovered as layer:

@@ -67,10 +67,8 @@ def personalise(
         tell(f"{place + 1:,} of {len(eligible):,} users")
     with np.errstate(invalid="ignore", divide="ignore"):
         without, after = without / tokens, after / tokens
-    left_out = len(users) - len(eligible)
-    return Personalised(
-        np.array(eligible, np.int64), without, after, tokens.astype(np.int64), left_out
-    )
+    kept = np.array(eligible, np.int64)
+    return Personalised(kept, without, after, tokens.astype(np.int64), len(users) - len(kept))
 
 
 def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:

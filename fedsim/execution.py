@@ -164,8 +164,7 @@ class Accumulator:
     """Adds units to a sum in place, each checked, clipped and weighted: for an own `Executor`.
 
     Engines that add many units at once do the same to their norms and factors
-    (`clients/engines/clipped_sums.py`) and give this one the units that float32 is too coarse for:
-    a change of the rule is a change of both.
+    (`clients/engines/clipped_sums.py`): a change of the rule is a change of both.
 
     Args:
         layout: names, shapes and device of the updates; those of the parameters.

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from fedsim.clients.models.gpu_kernels import sent
 from fedsim.clipping import Clip
-from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
 from fedsim.tensors import Tensors
 
@@ -29,9 +28,6 @@ _NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
 GROUP, GROUPS = 16, 8
 # Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
 _UNDERFLOW = 1e-28
-# Outside, float32 is too coarse: squares of 1e15 are near its largest number, factors of 1e-30 near
-# its denormal ones. Such units are computed one by one in float64.
-_LARGEST_SQUARE, _LEAST_FACTOR = 1e30, 1e-30
 
 
 @contextmanager
@@ -43,35 +39,27 @@ def float32_products() -> Iterator[None]:
     """
     mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
     cudnn: Any = torch.backends.cudnn
-    places: list[Any] = [torch.backends.cuda.matmul, mkldnn.matmul]
-    places += [part for library in (cudnn, mkldnn) for part in (library.conv, library.rnn)]
-    former: list[tuple[Any, ...]] = [
-        (place, "fp32_precision", "ieee", place.fp32_precision) for place in places
-    ]
-    with suppress(RuntimeError):  # where conv and rnn differ, this older name has no value
-        former.append((cudnn, "allow_tf32", False, cudnn.allow_tf32))
+    places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
+    places += [mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    former = [place.fp32_precision for place in places]
     try:
-        for place, name, exact, _ in reversed(former):  # the newer names have the last word
-            setattr(place, name, exact)
+        for place in places:
+            place.fp32_precision = "ieee"
         yield
     finally:
-        for place, name, _, before in reversed(former):
-            setattr(place, name, before)
+        for place, before in zip(places, former, strict=True):
+            place.fp32_precision = before
 
 
 def block_squares(values: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares of each row of (rows, entries), float64; see `norm_error`."""
     entries = values.shape[1]
-    if entries <= _BLOCK:
-        small: torch.Tensor = torch.linalg.vector_norm(values, dim=1).double().square()
-        return small
     whole = entries - entries % _BLOCK
     blocks = values[:, :whole].reshape(len(values), whole // _BLOCK, _BLOCK)
     squares: torch.Tensor = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(dim=1)
-    if whole == entries:
-        return squares
-    rest: torch.Tensor = torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
-    return squares + rest
+    if whole < entries:
+        squares += torch.linalg.vector_norm(values[:, whole:], dim=1).double().square()
+    return squares
 
 
 def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -105,8 +93,7 @@ def norm_error(layout: Tensors) -> float:
 
     Relative, see `Clip.batch_factors`. A block's sum of squares is low by γ_1024 at most and its
     root by u, hence a norm by 513.1u; a factor that is rounded to float32, and its product with an
-    entry, are u too large each. Units that are added alone, in float64, have the same margin: a
-    unit's share must not depend on whether its chunk was computed unit by unit.
+    entry, are u too large each. Units that are added alone, in float64, have the same margin.
     """
     return 0.0 if next(iter(layout.values())).dtype == torch.float64 else _NORM_ERROR
 
@@ -114,7 +101,7 @@ def norm_error(layout: Tensors) -> float:
 def clip_factors(
     clip: Clip, layout: Tensors, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return clip factors, (units, parameters), and which units float32 is enough for.
+    """Return clip factors, (units, parameters), and which units are added.
 
     Args:
         clip: the bound.
@@ -122,13 +109,13 @@ def clip_factors(
         squares: squared norms, (units, parameters) float64.
 
     Returns:
-        (units, parameters) float64, and (units,) bool: false where a number is not finite, or too
-        large or too small for float32; that unit is computed by itself, as `loop` would.
+        (units, parameters) float64, and (units,) bool: false where a square is not finite in
+        float32, or a factor is too small for it; that unit counts as zero.
     """
     error = norm_error(layout)
     squares_at_most = squares + _UNDERFLOW if error else squares
     factors = clip.batch_factors(list(layout), squares_at_most, norm_error=error)
-    plain = (squares.sum(dim=1) < _LARGEST_SQUARE) & (factors.amin(dim=1) > _LEAST_FACTOR)
+    plain = squares.isfinite().all(dim=1) & (factors.amin(dim=1) > torch.finfo(torch.float32).tiny)
     return factors, plain
 
 
@@ -138,23 +125,6 @@ class PartialSum(Accumulator):
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
         super().__init__(parameters, clip, norm_error=norm_error(parameters))
         self.parameters = parameters
-        self._alone: Accumulator | None = None
-
-    @property
-    def alone(self) -> Accumulator:
-        """The accumulator for units that are added one by one, as `loop` does; made when used."""
-        if self._alone is None:
-            self._alone = Accumulator(self.parameters, self.clip, norm_error=self._norm_error)
-        return self._alone
-
-    def within(self, factors: torch.Tensor, plain: torch.Tensor) -> int:
-        """Return how many of the plain units the clip left as they were.
-
-        Args:
-            factors: (units, layers), of `Clip.batch_factors`.
-            plain: (units,) bool, those that are added together.
-        """
-        return int((plain & (factors == self.clip.unclipped_factor).all(dim=1)).sum())
 
     def add_sums(self, sums: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Add Σ w·clip(update) of some units, for every parameter, of its shape or flat."""
@@ -166,27 +136,23 @@ class PartialSum(Accumulator):
         units: Sequence[Unit],
         losses: torch.Tensor,
         *,
-        num_gradients: int,
         num_unclipped: int,
+        num_non_finite: int = 0,
     ) -> None:
-        """Count units whose updates were added, or that have none.
+        """Count units whose updates were added, or that add zero.
 
         Args:
             units: their weights count.
             losses: (units,); what is not finite counts as zero.
-            num_gradients: of examples, that the units took.
             num_unclipped: of the units, that the clip left as they were.
+            num_non_finite: of the units, that count as zero.
         """
         self._weight += math.fsum(unit.weight for unit in units)
         self._units += len(units)
-        self._gradients += num_gradients
-        self._unclipped += num_unclipped
+        self._gradients += sum(len(unit.sizes) for unit in units)
+        self._unclipped += num_unclipped + num_non_finite
+        self._non_finite += num_non_finite
         self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())
-
-    def total(self) -> WeightedSum:
-        """Return the sum so far."""
-        together = super().total()
-        return together if self._alone is None else together + self._alone.total()
 
 
 def shares(factors: torch.Tensor, units: Sequence[Unit], plain: torch.Tensor) -> torch.Tensor:

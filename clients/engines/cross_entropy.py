@@ -40,7 +40,7 @@ def losses_and_gradient(
         batch: the rows.
         dtype: what the gradient is rounded to; by default it has the type of the logits.
     """
-    following = _following(batch)
+    following = batch.tokens.roll(-1, dims=1)[..., None]  # the last one has no share
     shares = batch.shares.to(logits.dtype)
     gradient = torch.softmax(logits, dim=-1)
     chances = gradient.gather(-1, following)[..., 0]
@@ -53,7 +53,3 @@ def losses_and_gradient(
     if dtype is None or not gradient.is_cuda:  # a CPU would make a copy for the product
         return losses, gradient.mul_(shares[..., None]).to(dtype or gradient.dtype)
     return losses, torch.mul(gradient, shares[..., None], out=aligned_room(gradient, dtype))
-
-
-def _following(batch: Batch) -> torch.Tensor:
-    return batch.tokens.roll(-1, dims=1)[..., None]  # the last one has no share

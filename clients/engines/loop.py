@@ -14,14 +14,9 @@ def loop(
     keys: Keys,
     clip: Clip,
     round: int,
-    *,
-    norm_error: float = 0.0,
 ) -> WeightedSum:
-    """Return Σ w·clip(update), a backward pass (or local training) per unit, in key order.
-
-    With `norm_error` the clip keeps the margin of the engine that this one replaces.
-    """
-    accumulator = Accumulator(parameters, clip, norm_error=norm_error)
+    """Return Σ w·clip(update), a backward pass (or local training) per unit, in key order."""
+    accumulator = Accumulator(parameters, clip)
     for key in keys:
         unit = task.unit(int(key), round)
         accumulator.add(task.update(parameters, unit, round), unit.weight)

@@ -20,15 +20,12 @@ from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses, token_ids
 from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
-from fedsim.tensors import Tensors, l2_norm, zeros_like
+from fedsim.tensors import Tensors, zeros_like
 
 # Gradients of a batch are held at once: at most 16 units and 2^26 entries (256 MiB). More units
 # were slower on a CPU, from fresh pages.
 _MAX_UNITS = 16
 _MAX_ENTRIES = 2**26
-# Beyond, and where something is not finite, a unit is computed alone: the overflow may come from
-# the padding (0 times NaN is NaN).
-_LARGEST_NORM = 1e15
 
 
 class VmapEngine:
@@ -63,10 +60,7 @@ class VmapEngine:
         most = _most(parameters)
         for units in self._batches((task.unit(int(key), round) for key in keys), most):
             for unit, update in zip(units, self._updates(parameters, units), strict=True):
-                if not l2_norm(update.values) < _LARGEST_NORM:  # also NaN
-                    accumulator.add(task.update(parameters, unit, round), unit.weight)
-                else:
-                    accumulator.add(update, unit.weight)
+                accumulator.add(update, unit.weight)
         return accumulator.total()
 
     def _updates(self, parameters: Tensors, units: Sequence[Unit]) -> Iterator[Update]:

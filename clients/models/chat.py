@@ -145,14 +145,7 @@ class ChatEncoder:
                 f"{self.field}: the model's tokenizer has no chat template; give one as "
                 "data.chat_template, a Jinja file, or take an instruction-tuned model"
             )
-        try:
-            template = _of_one_day(self.template)
-        except ValueError:
-            raise ConfigError(
-                f"{self.field}: the chat template asks for today's date otherwise than by "
-                "strftime_now('FORMAT'), so the same text would be other tokens tomorrow; write a "
-                "date in it, and give it as data.chat_template"
-            ) from None
+        template = _of_one_day(self.template, self.field)
         if "tool_calls" not in self.template and any("tool_calls" in m for m in messages):
             raise RefusedError(self.field, "the chat template knows no tool calls")
         try:
@@ -177,17 +170,21 @@ class ChatEncoder:
 
 
 @lru_cache(maxsize=8)
-def _of_one_day(template: str) -> str:
+def _of_one_day(template: str, field: str) -> str:
     """Return the template as of one day: the same text must give the same tokens whenever it runs.
 
     Where it asks for today's date, the day stands that Llama 3.2's template falls back on.
 
     Raises:
-        ValueError: it asks in another way than by a format that is written there.
+        ConfigError: it asks in another way than by a format that is written there.
     """
     dated = _TODAY.sub(lambda call: datetime(2024, 7, 26).strftime(call[1]), template)
     if _ASKED.search(dated):
-        raise ValueError("strftime_now")
+        raise ConfigError(
+            f"{field}: the chat template asks for today's date otherwise than by "
+            "strftime_now('FORMAT'), so the same text would be other tokens tomorrow; write a "
+            "date in it, and give it as data.chat_template"
+        )
     return dated
 
 

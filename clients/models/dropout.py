@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsim.errors import ConfigError
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.seeding import Hashes, base, hashes
@@ -68,10 +69,6 @@ def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
         _rows.reset(token)
 
 
-class NoStreamError(RuntimeError):
-    """A layer that drops was given rows that are no sequences."""
-
-
 class StreamDropout(nn.Module):
     """Dropout by the streams of `row_streams`: zero with probability p, else divided by 1 − p.
 
@@ -91,13 +88,17 @@ class StreamDropout(nn.Module):
         padding behind.
 
         Raises:
-            NoStreamError: there is not a stream for each sequence.
+            ConfigError: there is not a stream for each sequence.
         """
         streams = _rows.get()
         if streams is None or values.dim() > 3:  # attention weights, whatever they are called
             return values
         if len(streams) != len(values):
-            raise NoStreamError(f"{len(values)} rows, but {len(streams)} streams")
+            raise ConfigError(
+                f"model.dropout = {self.p}: a layer that drops does not see texts as rows "
+                f"({len(values)} rows of {len(streams)} texts); give 0, or other "
+                "model.lora_target_modules"
+            )
         keys = _mixed(streams ^ _mixed_int(self._site))
         count = values[0].numel()
         counter = torch.arange(1, count + 1, device=values.device) * _GAMMA

@@ -121,25 +121,14 @@ def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:
         for name in map(str, loaded["unexpected_keys"])
         if not (_MASK.search(name) or any(buffer.endswith(name) for buffer in buffers))
     ]
-    found = []
-    if missing := sorted(map(str, loaded["missing_keys"])):
-        found.append(f"its files lack {len(missing)} of the network's weights: {_some(missing)}")
-    if unused:
-        found.append(
-            f"its files hold {len(unused)} weights that config.json has no place for: "
-            f"{_some(sorted(unused))}; mend config.json, or, to do without them, open it by "
-            "transformers.AutoModelForCausalLM and save it again"
-        )
-    if found:
-        raise ValueError("; ".join(found))
-    for name, there, wanted in sorted(map(tuple, loaded["mismatched_keys"])):
-        raise ValueError(
-            f"config.json wants {name} of shape {tuple(wanted)}, and its files have {tuple(there)}"
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + ", …" * (len(names) > 3)
+    problems = {
+        "the files lack weights of the network": loaded["missing_keys"],
+        "config.json has no place for weights of the files": unused,
+        "config.json and the files differ in shape": loaded["mismatched_keys"],
+    }
+    for problem, names in problems.items():
+        if names:
+            raise ValueError(f"{problem}: {len(names)}, such as {min(map(str, names))}")
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 
-class _Trace(NamedTuple):
-    """Tensors of the forward pass for the backward pass; time comes first, gates lie in one row.
+def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return states (batch, length, hidden), and what the backward pass needs, time first.
 
-    A candidate is tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid
-    takes a fraction of a tanh's time. Cells are kept doubled, as their own tanh wants them.
-
-    Attributes:
-        gates: (length, batch, 4·hidden), sigmoids: write, forget, read, and that of the candidate.
-        cells: (length, batch, hidden), doubled.
-        squashed: (length, batch, hidden), the sigmoids of the doubled cells.
-    """
-
-    gates: torch.Tensor
-    cells: torch.Tensor
-    squashed: torch.Tensor
-
-
-def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, _Trace]:
-    """Return states (batch, length, hidden) and the trace, buffers filled step by step.
+    That is the gates, (length, batch, 4·hidden), sigmoids of write, forget, read and candidate; the
+    doubled cells, (length, batch, hidden); and the sigmoids of those. A candidate is
+    tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid takes a fraction
+    of a tanh's time.
 
     A step is a few short operations, so what can be taken out of the loop is: a view costs as
     much as arithmetic on it. Within the loop states are halved, which spares one more.
     """
     by_time, size = from_inputs.transpose(0, 1), weight.shape[-1]
-    twice = weight.new_ones(4, size)  # factors of the gates' rows
-    twice[3] = 2.0
-    twice = twice.flatten()
+    twice = weight.new_ones(4 * size)  # factors of the gates' rows
+    twice[3 * size :] = 2.0
     recurrent = (weight * (2.0 * twice)[:, None]).T
     gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
     halves, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
@@ -55,10 +42,10 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
         torch.mul(read, squeezed, out=half).sub_(read, alpha=0.5)
         last_cell, last_half = cell, half
     states = _by_sequence(halves).mul_(2.0)
-    return states, _Trace(gates, cells, squashed)
+    return states, gates, cells, squashed
 
 
-def _backward(d_states: torch.Tensor, weight: torch.Tensor, trace: _Trace) -> torch.Tensor:
+def _backward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the inputs' share of the gates: (batch, length, 4·hidden).
 
     First, for all steps at once, the slopes: what the gradient of a cell, or of a state, is
@@ -109,7 +96,7 @@ class _LstmSteps(torch.autograd.Function):
         """Return states (batch, length, hidden)."""
         # Thousands of small operations: no Python mode is asked about each of them.
         with torch._C.DisableTorchFunction():
-            states, trace = _forward(from_inputs, weight)
+            states, *trace = _forward(from_inputs, weight)
         ctx.save_for_backward(weight, states, *trace)
         return states
 
@@ -117,7 +104,7 @@ class _LstmSteps(torch.autograd.Function):
     def backward(ctx: Any, d_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # noqa: ANN401
         """Return the gradients of the inputs' share of the gates and of the weight."""
         weight, states, *trace = ctx.saved_tensors
-        d_inputs = _backward(d_states, weight, _Trace(*trace))
+        d_inputs = _backward(d_states, weight, *trace)
         if not ctx.needs_input_grad[1]:
             return d_inputs, None
         earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
@@ -141,21 +128,15 @@ class Recurrence(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
         self.weight = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
-        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros."""
-        return recur(from_inputs, self.weight)
+        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros.
 
-
-def recur(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the states of `Recurrence` for this weight.
-
-    Never in bfloat16: rounding would add up over the steps.
-    """
-    with torch.autocast(from_inputs.device.type, enabled=False):
-        inputs = from_inputs.to(weight.dtype)
-        states: torch.Tensor = _LstmSteps.apply(inputs, weight)  # type: ignore[no-untyped-call]
-    return states
+        Never in bfloat16: rounding would add up over the steps.
+        """
+        with torch.autocast(from_inputs.device.type, enabled=False):
+            inputs = from_inputs.to(self.weight.dtype)
+            states: torch.Tensor = _LstmSteps.apply(inputs, self.weight)  # type: ignore[no-untyped-call]
+        return states

@@ -23,7 +23,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.tokenizers import public_text
 from fedsim.errors import ConfigError
 from fedsim.utils.files import (
@@ -96,7 +95,6 @@ def pretrained(
             _train(module, _packed(tokenizer), schedule, name)
         _keep(module, tokenizer, folder)
     try:
-        check_folder(folder)
         with quietly():
             module = AutoModelForCausalLM.from_pretrained(
                 folder,

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
-from peft.tuners.lora import ParamWrapper
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from safetensors import SafetensorError
 from torch import nn
@@ -58,16 +56,9 @@ def select_trainable(
     if not matching:
         raise ConfigError(
             f"model.trainable = {pattern!r}: finds none of the {len(names)} parameters; "
-            f"their names are {_some(names)}"
+            f"their names begin with {', '.join(names[:8])}"
         )
     return matching
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return at most eight names, spread from the first layer to the last."""
-    step = -(-len(names) // 8)
-    shown = list(names[::step])
-    return ", ".join(shown) + (", ..." if len(shown) < len(names) else "")
 
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -113,15 +104,14 @@ def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
         target_modules=targets or _default_targets(module),
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in module.modules()),
     )
-    field = f"model.lora_target_modules = {targets}"
     try:
         with quietly():
-            adapted = get_peft_model(module, adapters)
+            return get_peft_model(module, adapters)
     except ValueError as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{field}: {reason} Known: {known}") from error
-    _check_none_is_stacked(adapted, field)
-    return adapted
+        raise ConfigError(
+            f"model.lora_target_modules = {targets}: {reason} Known: {known}"
+        ) from error
 
 
 def _default_targets(module: PreTrainedModel) -> list[str] | str:
@@ -137,20 +127,6 @@ def _default_targets(module: PreTrainedModel) -> list[str] | str:
         if type(part) is nn.Linear:
             (inside if "attn" in name else outside).add(name.rpartition(".")[2])
     return sorted(inside - outside) or "all-linear"
-
-
-def _check_none_is_stacked(adapted: PeftModel, field: str) -> None:
-    """Raise `ConfigError` where peft adapted stacked weights, which it puts in place at each call.
-
-    It takes those of experts for the names that their matrices had apart.
-    """
-    for name, part in adapted.named_modules():
-        if isinstance(part, ParamWrapper):
-            raise ConfigError(
-                f"{field}: for it peft adapts {part.parameter_name!r} of "
-                f"{name.removeprefix('base_model.model.')!r}, which is no layer; take adapters of "
-                "layers, such as those of attention"
-            )
 
 
 def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
@@ -177,11 +153,6 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
             settings = PeftConfig.from_pretrained(str(path))
             if not isinstance(settings, LoraConfig):
                 raise ConfigError(f"{field}: {settings.peft_type} adapters; only LoRA is read")
-            if settings.alora_invocation_tokens:
-                raise ConfigError(
-                    f"{field}: activated LoRA (alora_invocation_tokens): later tokens decide "
-                    "whether it acts on earlier ones, which no causal model does; only LoRA is read"
-                )
             adapted = get_peft_model(module, settings)
             loaded = adapted.load_adapter(str(path), "default")
     except ConfigError:
@@ -192,22 +163,16 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
     absent = [name for name in loaded.missing_keys if ".lora_" in name]
     if wrong := [*absent, *loaded.unexpected_keys]:
         raise ConfigError(f"{field}: is of another network than {base!r}: {wrong[0]}")
-    _check_none_is_stacked(adapted, field)
     return cast(PeftModel, adapted)
 
 
 def check_merges(module: nn.Module, config: ModelConfig) -> None:
-    """Raise `ConfigError` where `merged` would give another network than the one that is trained.
+    """Raise `ConfigError` where merging would give another network than the one that is trained.
 
     An adapted weight that has a second place in the network, as a table of words that is the output
     layer too, is adapted in one of them and would be merged in both.
     """
-    weights: list[torch.Tensor] = [v for _, v in module.named_parameters(remove_duplicate=False)]
-    for part in module.modules():  # `UnitScores` keeps the table of words that it reads in a tuple
-        for held in vars(part).values():
-            kept = held if isinstance(held, tuple) else ()
-            weights += [value.weight for value in kept if isinstance(value, nn.Embedding)]
-    places = Counter(map(id, weights))
+    places = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     for name, part in module.named_modules():
         weight = getattr(getattr(part, "base_layer", None), "weight", None)
         if weight is not None and places[id(weight)] > 1:
@@ -220,12 +185,3 @@ def check_merges(module: nn.Module, config: ModelConfig) -> None:
                 f"{name.removeprefix('base_model.model.')!r} is also that of another module, which "
                 "merging would change too; adapt another, or give model.merged = false"
             )
-
-
-def merged(module: nn.Module) -> PreTrainedModel:
-    """Return the plain network with the adapters' products added to its weights.
-
-    Works in place on a `PeftModel`; anything else is returned as it is.
-    """
-    plain = module.merge_and_unload() if isinstance(module, PeftModel) else module
-    return cast(PreTrainedModel, plain)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -18,13 +17,12 @@ from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedsim.clients.models.chat import ChatEncoder
-from fedsim.clients.models.dropout import NoStreamError, install_dropout, row_streams
+from fedsim.clients.models.dropout import install_dropout, row_streams
 from fedsim.clients.models.encoders import encoder_of, plain
 from fedsim.clients.models.gpu_kernels import align_words
 from fedsim.clients.models.trainable import (
     add_lora,
     check_merges,
-    merged,
     open_adapter,
     select_trainable,
 )
@@ -32,10 +30,8 @@ from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError, about
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors, check_same_layout
-from fedsim.utils.files import check_no_pointers, file_digest, shown_name
+from fedsim.utils.files import check_no_pointers, shown_name
 from fedsim.utils.terminal import quietly
-
-_WORDS = 64  # of the vocabulary, that are tried
 
 
 class TransformersModel:
@@ -82,10 +78,17 @@ class TransformersModel:
         self.num_parameters = sum(value.numel() for value in module.parameters())
         _check_fit(module, tokenizer, self.name, sequence_length)
         self.sequence_length = sequence_length
-        self.encoder = encoder_of(tokenizer, *_begin_and_end(tokenizer, self.name))
-        self._check_reads()
-        self.unknown_token_id = _unknown_word(tokenizer)
-        self.tokenizer_fingerprint = _fingerprint(tokenizer)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ConfigError(
+                f"model.name_or_path = {self.name!r}: its tokenizer is none of the package "
+                "tokenizers; take a model with a tokenizer.json"
+            )
+        self._tokenizer_json = backend.to_str()
+        self.tokenizer_fingerprint = hashlib.sha256(self._tokenizer_json.encode()).hexdigest()
+        self.encoder = encoder_of(self._tokenizer_json, *_begin_and_end(tokenizer, self.name))
+        whole_words = isinstance(backend.model, models.WordLevel)
+        self.unknown_token_id = tokenizer.unk_token_id if whole_words else None
         self._pad_token_id = _make_padding_ordinary(module)
         self.dropout = config.dropout
         self.attention = config.attention
@@ -104,34 +107,13 @@ class TransformersModel:
         self._trainable = _subset(self.module, selected)
         self.places = _places(self.module, set(selected))
         self.is_adapter = all(".lora_" in name for name in selected)
-        if self.dropout:
-            self._check_dropout()
+        if self.dropout:  # raises where a layer that drops sees tokens without their texts
+            text = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+            with torch.no_grad(), row_streams(text[:, 0]):
+                self.logits(self._trainable, text)
         self.blocks = [
             part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
         ]
-
-    def _check_reads(self) -> None:
-        """Raise `ConfigError` if words of the vocabulary become no tokens, and no words again."""
-        ids = sorted(_usable_ids(self.tokenizer))
-        words = [self.decode([id_]) for id_ in ids[:: 1 + len(ids) // _WORDS]]
-        if not any(self.decode(ids).strip() for ids in self.encode(list(filter(None, words)))):
-            raise ConfigError(
-                f"model.name_or_path = {self.name!r}: its tokenizer makes no tokens of any text; "
-                "the files of its vocabulary are missing (tokenizer.json, tokenizer.model, or "
-                "vocab.json with merges.txt): put them into the folder"
-            )
-
-    def _check_dropout(self) -> None:
-        """Raise `ConfigError` where a layer that drops sees tokens without their texts."""
-        text = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        try:
-            with torch.no_grad(), row_streams(text[:, 0]):
-                self.logits(self._trainable, text)
-        except NoStreamError as error:
-            raise ConfigError(
-                f"model.dropout = {self.dropout}: a layer of {self.name!r} that drops does not see "
-                f"texts as rows ({error}); give 0, or other model.lora_target_modules"
-            ) from error
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
@@ -150,15 +132,8 @@ class TransformersModel:
             field: the config's key and value that asks, for errors.
 
         Raises:
-            ConfigError: the file cannot be read; the tokenizer is none of the package
-                `tokenizers`, which says where in a text a token stands.
+            ConfigError: the file cannot be read.
         """
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if not isinstance(backend, Tokenizer):
-            raise ConfigError(
-                f"{field}: the tokenizer of {self.name!r} is none of the package tokenizers, so "
-                "a conversation's tokens cannot be told apart; take a model with a fast tokenizer"
-            )
         template = self.tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default")
@@ -173,9 +148,8 @@ class TransformersModel:
             for name, value in self.tokenizer.special_tokens_map.items()
             if isinstance(value, str)
         }
-        return ChatEncoder(
-            plain(backend.to_str()), begin, end, template, special, wraps, loss_on, field
-        )
+        tokenizer = plain(self._tokenizer_json)
+        return ChatEncoder(tokenizer, begin, end, template, special, wraps, loss_on, field)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; begin and end tokens are left out."""
@@ -232,9 +206,6 @@ class TransformersModel:
 
     def _twin(self, parameters: Tensors) -> nn.Module:
         check_same_layout(self._trainable, parameters)
-        # RecurrentGemma keeps a tensor of its last pass, which with a gradient cannot be copied.
-        with torch.no_grad():
-            self.logits(self._trainable, torch.zeros(1, 2, dtype=torch.int64, device=self.device))
         twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
         self.module.to(self.device)
         for value in twin.parameters():  # frozen ones may be in bfloat16: see `mixed_precision`
@@ -253,7 +224,9 @@ class TransformersModel:
         Raises:
             ValueError: `parameters` are not exactly the trainable ones.
         """
-        plain = merged(self._twin(parameters))
+        twin = self._twin(parameters)
+        merged = twin.merge_and_unload() if isinstance(twin, PeftModel) else twin
+        plain = cast(PreTrainedModel, merged)
         plain.config.pad_token_id = self._pad_token_id
         with quietly():
             plain.save_pretrained(folder)
@@ -372,28 +345,3 @@ def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, 
             "eos_token; give one in its tokenizer_config.json"
         )
     return int(end if begin is None else begin), int(begin if end is None else end)
-
-
-def _unknown_word(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the id of unknown words where the tokenizer is a list of whole words, or None."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, models.WordLevel):
-        return None
-    unknown: int | None = tokenizer.unk_token_id
-    return unknown
-
-
-def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 (hex) of the tokenizer as it is written to disk.
-
-    Of one that Python computes: of its class, words and files (merges, for example), which say how
-    a text is cut.
-    """
-    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        return hashlib.sha256(backend.to_str().encode()).hexdigest()
-    with tempfile.TemporaryDirectory() as folder:
-        files = sorted(tokenizer.save_vocabulary(folder) or ())
-        digests = [(Path(file).name, file_digest(Path(file))) for file in files]
-    words, lower = sorted(tokenizer.get_vocab().items()), getattr(tokenizer, "do_lower_case", None)
-    facts = (type(tokenizer).__name__, lower, words, digests)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -251,10 +251,9 @@ def test_broken_parameters_give_counted_zeros_never_nan(
 
 
 @pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
-def test_units_that_are_added_alone_count_once(
+def test_under_a_tiny_bound_units_count_once(
     materials: Materials, make_engine: Callable[[LanguageModel], Engine]
 ) -> None:
-    """Under a bound that float32 is too coarse for, engines add each unit by itself."""
     task = AveragedGradient(materials, group_size=2, user_weight_cap=5)
     units = [task.unit(key, 0) for key in range(5)]
     parameters, clip = materials.model.initial_parameters(), FlatClip(l2_clip_norm=1e-32)

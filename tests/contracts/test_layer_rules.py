@@ -15,7 +15,6 @@ from transformers.pytorch_utils import Conv1D
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
-from fedsim.clients.engines.per_example import capture
 from fedsim.clients.engines.per_example import ghost_norms as pairs
 from fedsim.clients.engines.per_example import layer_rules as rules
 from fedsim.clients.engines.per_example.batched import BatchedEngine
@@ -253,33 +252,6 @@ def test_updates_too_large_for_float32_are_still_clipped(
     expected = loop(task, parameters, task.keys, clip, 0)
     same_counts(total, expected)
     assert relative(total, expected) < CLIP_MARGIN
-
-
-# --- memory ------------------------------------------------------------------------------------
-
-
-def test_out_of_memory_halves_the_chunk_and_goes_on(
-    make_engine: Make, monkeypatch: Patch, caplog: Log
-) -> None:
-    model, parameters = network("gpt2 tied", torch.float64)
-    task = GivenUnits(model, ragged_units())
-    engine = make_engine(model)
-    engine(task, parameters, task.keys, NoClip(), 0)  # verifies
-    sizes: list[int] = []
-
-    def short_of_memory(*arguments: object) -> torch.Tensor:
-        sizes.append(len(arguments[3].tokens))  # type: ignore[attr-defined]
-        if sizes[-1] * 12 > 100:
-            raise torch.OutOfMemoryError("out of memory")
-        return capture.run(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.run", short_of_memory)
-    total = engine(task, parameters, task.keys, NoClip(), 0)
-    expected = by_loop("gpt2 tied", torch.float64, NoClip())
-    same_counts(total, expected)
-    assert relative(total, expected) < 1e-10
-    assert "do not fit the memory" in caplog.text
-    assert max(sizes) > 8 >= sizes[-1]
 
 
 # --- mutations: three and more ways to be wrong -------------------------------------------------

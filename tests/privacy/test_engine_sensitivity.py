@@ -15,7 +15,6 @@ from torch import nn
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example import chunks
-from fedsim.clients.engines.per_example.batched import BatchedEngine
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.vmap import VmapEngine
@@ -143,7 +142,7 @@ class ScoresWords(nn.Module):
 
 
 def test_no_user_decides_that_everybody_is_computed_otherwise(monkeypatch: Patch) -> None:
-    """Layer rules are verified on made-up tokens: the loop clips with another margin."""
+    """Layer rules are verified on made-up tokens."""
     torch.manual_seed(0)
     module = ScoresWords(1e25)
     model = cast(OpenModel, Opened(module, ("output.weight",)))
@@ -153,7 +152,7 @@ def test_no_user_decides_that_everybody_is_computed_otherwise(monkeypatch: Patch
         Unit(key, torch.randint(10, VOCABULARY, (1, 3)), torch.tensor([3])) for key in range(1, 9)
     ]
     task = GivenUnits(model, [newcomer, *others])
-    monkeypatch.setattr(BatchedEngine, "_by_loop", None)
+    monkeypatch.setattr("fedsim.clients.engines.per_example.batched.loop", None)
     total = ghost(model)(task, parameters, task.keys, FlatClip(l2_clip_norm=1.0), 0)
     assert total.num_units == 9
 

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 import torch
 
-from fedsim.clients.engines.clipped_sums import PartialSum, clip_factors, norm_error, shares
+from fedsim.clients.engines.clipped_sums import PartialSum, clip_factors, shares
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.pass_shape import PassShape, pass_shape
 from fedsim.clients.engines.per_example import chunks
@@ -37,8 +37,6 @@ from fedsim.utils.machine import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
-_SHORT = 8  # tokens of a row where a model does not say how long one may be
-
 
 class Buffers:
     """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
@@ -52,10 +50,6 @@ class Buffers:
         if tensor is None or len(tensor) < num_units or tensor.dtype != like.dtype:
             tensor = self._tensors[name] = like.new_empty(num_units, *like.shape)
         return tensor[:num_units]
-
-    def clear(self) -> None:
-        """Free the memory."""
-        self._tensors.clear()
 
 
 class BatchedEngine:
@@ -110,8 +104,14 @@ class BatchedEngine:
         """
         if not task.averages_gradients:
             raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+        if self._limits is None and not self._refused:
+            try:
+                self._limits = self._verify(parameters)
+            except NotCovered as reason:
+                log.warning("%s: no layer rule for %s; computing by loop", self._model.name, reason)
+                self._refused = True
         if self._refused:
-            return self._by_loop(task, parameters, keys, clip, round)
+            return loop(task, parameters, keys, clip, round)
         if self._model.device.type == "cpu":
             return self._together(task, parameters, keys, clip, round)
         # What is left to the host is small: of sixteen threads, each operation took milliseconds.
@@ -127,50 +127,30 @@ class BatchedEngine:
         total = PartialSum(parameters, clip)
 
         def add_alone(unit: Unit) -> None:
-            total.alone.add(task.update(parameters, unit, round), unit.weight)
+            total.add(task.update(parameters, unit, round), unit.weight)
 
         try:
-            total.count(empty, torch.zeros(len(empty)), num_gradients=0, num_unclipped=len(empty))
-            if non_empty and self._limits is None:
-                try:
-                    self._limits = self._verify(parameters)
-                except NotCovered as reason:
-                    log.warning(
-                        "%s: no layer rule for %s; computing by loop", self._model.name, reason
-                    )
-                    self._refused = True
-                    self._buffers.clear()
-                    return self._by_loop(task, parameters, keys, clip, round)
+            total.count(empty, torch.zeros(len(empty)), num_unclipped=len(empty))
             self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.total()
         except NotCovered as reason:
-            # To compute all by loop from here on, another margin for the others, would be decided
-            # by one user's text.
+            # One user's text must not decide that all are computed by loop from here on.
             raise RuntimeError(
                 f"{self._model.name}: a text is computed in a way that no layer rule describes, "
                 f'and made-up ones were not: {reason}; give executor.engine = "loop"'
             ) from reason
 
-    @staticmethod
-    def _by_loop(
-        task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
-    ) -> WeightedSum:
-        return loop(task, parameters, keys, clip, round, norm_error=norm_error(parameters))
-
     def _verify(self, parameters: Tensors) -> chunks.Limits:
         model = in_float32(self._model)  # bfloat16 rounds by more than a wrong rule may differ
-        if not hasattr(model, "module") or not hasattr(model, "places"):
-            raise NotCovered("any layer of a network that does not show its modules")
         self._layers = find_layers(model)
 
         def a_few_units(layout: Tensors, num_units: int) -> Gradients:
             return self._make(self._buffers, layout, num_units, 0)
 
         try:
-            longest = getattr(self._model, "sequence_length", 0)
+            length = getattr(self._model, "sequence_length", 8)
             self._shape = pass_shape(self._model)
-            verify(model, self._layers, parameters, longest, a_few_units)
-            length = longest or _SHORT
+            verify(model, self._layers, parameters, length, a_few_units)
             once, bytes_per_token = chunks.pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:
             raise
@@ -196,34 +176,19 @@ class BatchedEngine:
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
     ) -> None:
-        """Add chunk after chunk; out of memory, halve the chunks and go on."""
+        """Add chunk after chunk."""
+        assert self._limits is not None  # noqa: S101 (set before the first chunk)
+        limits, shape, one_pass = self._limits, self._shape, self._keeps_terms
         start = 0
         while start < len(ordered):
-            assert self._limits is not None  # noqa: S101 (set before the first chunk)
-            limits, shape, one_pass = self._limits, self._shape, self._keeps_terms
             units = chunks.first_chunk(ordered[start:], limits, shape, one_pass=one_pass)
-            if one_pass and chunks.num_tokens(units[0], shape) > limits.tokens:
+            sizes = units[0].sizes
+            if one_pass and len(sizes) * shape.padded(max(sizes)) > limits.tokens:
+                units = units[:1]
                 add_alone(units[0])  # large enough for passes of its own
-                start += 1
-                continue
-            try:
-                others = _add(total, units, *self._gradients(total.parameters, units))
-            except torch.OutOfMemoryError:
-                if limits.smallest:
-                    raise
             else:
-                for unit in others:
-                    add_alone(unit)
-                start += len(units)
-                continue
-            self._limits = limits.halved()  # now that the error does not hold the pass any more
-            self._buffers.clear()
-            if self._model.device.type == "cuda":
-                torch.cuda.empty_cache()
-            log.warning(
-                "%s: %d units at once do not fit the memory; from now on at most %d tokens a chunk",
-                *(self._model.name, len(units), self._limits.tokens),
-            )
+                _add(total, units, *self._gradients(total.parameters, units))
+            start += len(units)
 
     def _gradients(self, parameters: Tensors, units: list[Unit]) -> tuple[Gradients, torch.Tensor]:
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
@@ -252,27 +217,14 @@ class BatchedEngine:
 
 def _add(
     total: PartialSum, units: Sequence[Unit], gradients: Gradients, losses: torch.Tensor
-) -> list[Unit]:
-    """Add w·clip(gradient) for the units of a chunk; return those that must be added alone.
-
-    Raises before it adds anything, or not at all.
-    """
+) -> None:
+    """Add w·clip(gradient) for the units of a chunk."""
     squares = gradients.squares()
     factors, plain = clip_factors(total.clip, total.parameters, squares)
-    others = (~plain).nonzero()[:, 0]  # a device is waited for: the host takes all that it needs
-    alone, own_losses, within = others.tolist(), losses[plain].cpu(), total.within(factors, plain)
-    if alone:
-        gradients.drop(others)
-    sums = gradients.weighted_sum(shares(factors, units, plain))
-    if squares.device.type != "cpu":  # a device may run out of memory before the last of them
-        sums = iter(list(sums))
-    apart = set(alone)
-    together = [unit for index, unit in enumerate(units) if index not in apart]
-    total.count(
-        together,
-        own_losses,
-        num_gradients=sum(len(unit.sizes) for unit in together),
-        num_unclipped=within,
-    )
-    total.add_sums(sums)
-    return [units[index] for index in alone]
+    unclipped = plain & (factors == total.clip.unclipped_factor).all(dim=1)
+    # A device is waited for: the host takes all that it needs.
+    left_out, own_losses, within = int((~plain).sum()), losses.cpu(), int(unclipped.sum())
+    if left_out:
+        gradients.drop_non_finite()
+    total.count(units, own_losses, num_unclipped=within, num_non_finite=left_out)
+    total.add_sums(gradients.weighted_sum(shares(factors, units, plain)))

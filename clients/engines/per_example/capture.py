@@ -78,9 +78,12 @@ def find_layers(model: OpenModel) -> list[HookedLayer]:
     """Return every module that uses a trainable parameter.
 
     Raises:
-        NotCovered: one of them has no rule.
+        NotCovered: one of them has no rule, or the model does not show its network.
     """
-    names = {id(_attribute(model.module, place)): name for place, name in model.places.items()}
+    if not hasattr(model, "module") or not hasattr(model, "places"):
+        raise NotCovered("any layer of a network that does not show its modules")
+    everywhere = dict(model.module.named_parameters(remove_duplicate=False))
+    names = {id(everywhere[place]): name for place, name in model.places.items()}
     layers = []
     for place, module in model.module.named_modules():
         here = module.named_parameters(recurse=False)
@@ -96,24 +99,14 @@ def find_layers(model: OpenModel) -> list[HookedLayer]:
     return layers
 
 
-def _attribute(module: nn.Module, place: str) -> torch.Tensor:
-    owner, _, name = place.rpartition(".")
-    value: torch.Tensor = getattr(module.get_submodule(owner), name)
-    return value
-
-
 @contextmanager
 def hooked(
     layers: Sequence[HookedLayer],
     parameters: Tensors,
     tokens: torch.Tensor,
-    sink: Sink | None,
+    sink: Sink,
 ) -> Iterator[None]:
-    """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters.
-
-    With `sink` None every hooked tensor is detached from what it was computed from: a parameter
-    that the logits then still depend on is used where no rule describes it.
-    """
+    """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters."""
     handles = []
     for layer in layers:
         hook = _LayerHooks(layer, parameters, tokens, sink)
@@ -137,7 +130,7 @@ class _LayerHooks:
         layer: HookedLayer,
         parameters: Tensors,
         tokens: torch.Tensor,
-        sink: Sink | None,
+        sink: Sink,
     ) -> None:
         self._layer = layer
         self._parameters = {key: parameters[name] for key, name in layer.names.items()}
@@ -162,8 +155,6 @@ class _LayerHooks:
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
         if not torch.is_grad_enabled():
             return None
-        if self._sink is None:
-            return self._start(output.detach())
         tensor = args[0] if self._hooks_input else self._start(self._spread(output))
         inputs = args[0].detach()
         # The output itself would hold, through its history, the tensor that holds this hook.
@@ -202,7 +193,6 @@ class _LayerHooks:
             input=inputs if inputs.dtype == torch.int64 else self._by_row(inputs),
             gradient=self._by_row(gradient),
         )
-        assert self._sink is not None  # noqa: S101 (no hook is registered without one)
         for key, term in self._layer.rule.terms(call).items():
             if key in self._layer.names:
                 # Products and sums over positions are formed in the type of their gradient.
@@ -213,12 +203,6 @@ class _LayerHooks:
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
         """Return (sequences, positions, size): heads and the like count as positions."""
         return values.reshape(self._num_rows, -1, values.shape[-1])
-
-
-def _logits(model: OpenModel, parameters: Tensors, batch: Batch) -> torch.Tensor:
-    if batch.positions is None:
-        return model.logits(parameters, batch.tokens)
-    return model.logits(parameters, batch.tokens, batch.positions)
 
 
 def run(
@@ -239,7 +223,8 @@ def run(
         hooked(layers, frozen, batch.tokens, sink),
         row_streams(batch.streams),
     ):
-        logits = _logits(model, frozen, batch)
+        positions = () if batch.positions is None else (batch.positions,)
+        logits = model.logits(frozen, batch.tokens, *positions)
         begin, dtype = _beginning(logits)
         losses, gradient = losses_and_gradient(logits.detach(), batch, dtype)
         del logits

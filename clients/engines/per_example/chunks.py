@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -44,20 +44,6 @@ class Limits:
     units: int
     num_bytes: int
     bytes_per_unit: int
-
-    @property
-    def smallest(self) -> bool:
-        """Whether there is nothing left to halve."""
-        return self.units == 1 and self.tokens == 1
-
-    def halved(self) -> Limits:
-        """Return limits for half the memory; a pass keeps its size while a chunk can be smaller."""
-        return replace(
-            self,
-            tokens=self.tokens if self.units > 1 else max(1, self.tokens // 2),
-            units=max(1, self.units // 2),
-            num_bytes=self.num_bytes // 2,
-        )
 
     def room(self, num_units: int) -> int:
         """Return the bytes that a chunk of so many units may hold from pass to pass."""
@@ -128,23 +114,9 @@ def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
     return of_graph + of_blocks_again // max(1, len(getattr(model, "blocks", ())))
 
 
-def longest(unit: Unit) -> int:
-    """Return the length of the unit's longest example."""
-    return max(unit.sizes)
-
-
 def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
     """Return units with equal numbers of rows side by side, then by their tokens, then by key."""
-
-    def size(unit: Unit) -> tuple[int, int, int]:
-        return num_rows(unit, row_tokens), sum(unit.sizes), unit.key
-
-    return sorted(units, key=size)
-
-
-def num_tokens(unit: Unit, shape: PassShape) -> int:
-    """Return at most how many tokens the unit's rows have, padding included."""
-    return len(unit.sizes) * shape.padded(longest(unit))
+    return sorted(units, key=lambda u: (num_rows(u, row_tokens), sum(u.sizes), u.key))
 
 
 def first_chunk(
@@ -157,7 +129,7 @@ def first_chunk(
     """
     rows, length = 0, 1
     for index, unit in enumerate(ordered):
-        rows, length = rows + len(unit.sizes), max(length, shape.padded(longest(unit)))
+        rows, length = rows + len(unit.sizes), max(length, shape.padded(max(unit.sizes)))
         too_long = one_pass and rows * length > limits.tokens
         if index > 0 and (index == limits.units or too_long):
             return list(ordered[: _filling(ordered[:index], limits, shape)])

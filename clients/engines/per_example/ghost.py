@@ -125,14 +125,13 @@ class Ghost:
                 term.into(gradients, segments, add=True)
         return gradients
 
-    def drop(self, units: torch.Tensor) -> None:
-        """Put zeros for these units: their NaN times a factor of 0 would be NaN."""
+    def drop_non_finite(self) -> None:
+        """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
         for vectors in self._vectors.values():
-            vectors[units] = 0.0
-        for name, rows in self._merged.items():
-            self._merged[name] = rows.without(units)
+            vectors.nan_to_num_(0.0, 0.0, 0.0)
+        self._merged = {name: rows.finite() for name, rows in self._merged.items()}
         self._terms = {
-            name: [(_zeroed(term, segments, units), segments) for term, segments in terms]
+            name: [(term.finite(), segments) for term, segments in terms]
             for name, terms in self._terms.items()
         }
 
@@ -171,11 +170,6 @@ def _chain(products: list[Product], gradient: torch.Tensor) -> None:
 def _joined(term: Term, rows: slice) -> Term:
     """Return a term of some sequences, laid end to end as one."""
     return term.map(lambda value: value[rows].flatten(0, 1)[None])
-
-
-def _zeroed(term: Term, segments: Segments, units: torch.Tensor) -> Term:
-    gone = torch.isin(segments.unit_of_row(units.device), units)
-    return term.map(lambda value: value.masked_fill(gone.view(-1, *[1] * (value.ndim - 1)), 0))
 
 
 def ghost(

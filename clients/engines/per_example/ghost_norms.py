@@ -26,8 +26,7 @@ def ghost_is_cheaper(terms: Sequence[Term], positions: int) -> bool:
     There are no ghost norms of a parameter that is not used as it is stored.
     """
     products = [term for term in terms if isinstance(term, Product)]
-    covered = all(isinstance(term, Product | Rows) for term in terms)
-    if not covered or not products or any(product.chain is not None for product in products):
+    if not products or any(product.chain is not None for product in products):
         return False
     first, second = products[0].left.shape[-1], products[0].right.shape[-1]
     return positions * (first + second) <= first * second

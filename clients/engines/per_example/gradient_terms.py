@@ -131,6 +131,10 @@ class _Tensors:
         tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
         return replace(self, **{name: change(value) for name, value in tensors.items()})
 
+    def finite(self) -> Self:
+        """Return the term with zeros for numbers that are not finite."""
+        return self.map(lambda value: value.nan_to_num(0.0, 0.0, 0.0))
+
     def to(self, dtype: torch.dtype) -> Self:
         """Return the term in another floating-point type."""
         return self.map(lambda value: value.to(dtype) if value.is_floating_point() else value)
@@ -227,7 +231,7 @@ class Rows(_Tensors):
 
 
 @dataclass(frozen=True, eq=False)
-class MergedRows:
+class MergedRows(_Tensors):
     """Per-unit gradients of a table as its non-zero rows.
 
     Attributes:
@@ -246,13 +250,6 @@ class MergedRows:
         """Return squared norms, (units,) float64."""
         squares = block_squares(self.values)
         return squares.new_zeros(num_units).index_add_(0, self.units, squares)
-
-    def without(self, units: torch.Tensor) -> MergedRows:
-        """Return the rows of all other units."""
-        others = ~torch.isin(self.units, units)
-        return replace(
-            self, units=self.units[others], ids=self.ids[others], values=self.values[others]
-        )
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""
@@ -299,8 +296,8 @@ class Gradients(Protocol):
         """
         ...
 
-    def drop(self, units: torch.Tensor) -> None:
-        """Leave these units out of the sum."""
+    def drop_non_finite(self) -> None:
+        """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
         ...
 
     def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -140,13 +140,9 @@ def _over_the_last_size(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
 
 
-def _only_a_weight(module: nn.Module) -> bool:
-    return [name for name, _ in module.named_parameters()] == ["weight"]
-
-
 def _only_a_vector(module: nn.Module) -> bool:
     """Whether its one weight scales the last size: others have one for each head, as Cohere's."""
-    return _only_a_weight(module) and all(value.ndim == 1 for value in module.parameters())
+    return [(name, value.ndim) for name, value in module.named_parameters()] == [("weight", 1)]
 
 
 RULES: dict[type[nn.Module], Rule] = {

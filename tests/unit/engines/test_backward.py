@@ -15,7 +15,7 @@ from fedsim.clients.engines.per_example.batched import Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel, find_layers, run
 from fedsim.clients.engines.per_example.chunks import pass_bytes
 from fedsim.clients.engines.per_example.gradient_terms import Segments, Term, Total
-from fedsim.clients.engines.per_example.materialised import _Vectors
+from fedsim.clients.engines.per_example.materialised import Materialised
 from fedsim.clients.models.checkpointing import checkpointed
 from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.execution import Unit
@@ -114,18 +114,22 @@ def test_of_blocks_that_are_computed_again_one_is_counted(name: str, blocks: int
 def test_vectors_of_a_pass_are_added_once_each_time_their_layer_is_called() -> None:
     """Units with other numbers of sequences, in two passes; a layer that is called twice in one."""
     layout = {"a": torch.zeros(5), "b": torch.zeros(5), "c": torch.zeros(3)}
-    vectors, expected = _Vectors(Buffers(), layout, 3), torch.zeros(3, 13, dtype=torch.float64)
+    gradients = Materialised(Buffers(), layout, 3, room=0)
+    expected = torch.zeros(3, 13, dtype=torch.float64)
     places = {"a": slice(0, 5), "b": slice(5, 10), "c": slice(10, 13)}
-    for counts, names in (([2, 0, 1], "abca"), ([0, 3, 2], "cb")):
+    for counts, names in (([2, 0, 1], "abca"), ([0, 3, 2], "cba")):
         segments = Segments(counts, whole=False)
+        gradients.start_pass(segments)
         owners = segments.unit_of_row(torch.device("cpu"))
         for name in names:
             values = torch.randn(sum(counts), 4, len(layout[name]))
-            vectors.add(name, Total(values), segments)
+            gradients(name, Total(values))
             expected[:, places[name]].index_add_(0, owners, values.sum(dim=1).double())
-        vectors.end_pass(segments)
-    of_units = [
-        dict(vectors.weighted_sum(dict.fromkeys(layout, torch.eye(3)[unit]))) for unit in range(3)
-    ]
+    squares = [expected[:, place].square().sum(dim=1) for place in places.values()]
+    torch.testing.assert_close(
+        gradients.squares(), torch.stack(squares, dim=1), rtol=1e-5, atol=1e-5
+    )
+    factors = torch.eye(3, dtype=torch.float64)[:, :, None].expand(3, 3, len(layout))
+    of_units = [dict(gradients.weighted_sum(factor)) for factor in factors]
     found = torch.stack([torch.cat([one[name] for name in layout]) for one in of_units])
     torch.testing.assert_close(found.float(), expected.float())

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from fedsim.clients.engines import vmap
 from fedsim.clients.engines.loop import loop
 from fedsim.clients.engines.pass_shape import PassShape
-from fedsim.clients.engines.per_example.gradient_terms import Segments
-from fedsim.clients.engines.per_example.materialised import _Pass, _steps
 from fedsim.clients.engines.per_example.passes import passes
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clipping import FlatClip
@@ -78,24 +76,6 @@ def test_nobody_decides_how_the_rows_of_another_are_padded_or_cut(
     units.insert(place, me)
     settings = (shape, max_tokens, row_tokens)
     assert rows_of(units, 99, *settings) == rows_of([me], 99, *settings)
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
-def test_a_product_is_of_all_rows_that_a_unit_has_in_a_pass(counts: list[list[int]]) -> None:
-    """In pieces, which a neighbour's number of rows decided, it would be rounded otherwise."""
-    parts = [_Pass(Segments(of_units, whole=False)) for of_units in counts]
-    formed = [False] * 5
-    seen: dict[int, list[tuple[_Pass, int]]] = {unit: [] for unit in range(5)}
-    for step in _steps(parts, formed):
-        for unit in (step.unit, step.unit + 1) if step.distance else (step.unit,):
-            start = step.start + step.distance * (unit - step.unit)
-            assert start == step.of.starts[unit]
-            assert step.add == bool(seen[unit])
-            seen[unit].append((step.of, step.size))
-    for unit, pieces in seen.items():
-        own = [(part, part.segments.counts[unit]) for part in parts]
-        assert pieces == [(part, count) for part, count in own if count]
-        assert formed[unit] == bool(pieces)
 
 
 @pytest.mark.parametrize("streams", [False, True])

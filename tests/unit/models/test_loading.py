@@ -12,16 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
-from fedsim.clients.engines.loop import loop
 from fedsim.clients.models.loading import load
 from fedsim.clients.models.transformers_model import TransformersModel
-from fedsim.clipping import NoClip
 from fedsim.config import ModelConfig
 from fedsim.data.building.tokenise import NO_TOKENS
 from fedsim.data.config import DataConfig
@@ -30,8 +27,6 @@ from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_materials, load_model
 from tests.conftest import write_rows
-from tests.contracts.layer_samples import GivenUnits, opened, ragged_units
-from tests.helpers.small_networks import small_network
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "a", "b", "c", "ab"]
 
@@ -140,14 +135,6 @@ def test_a_warning_of_transformers_is_one_line_of_the_log(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer"])
-def test_a_folder_without_a_vocabulary_is_refused(llama: Path, kind: str) -> None:
-    (llama / "tokenizer.json").unlink()
-    edit(llama / "tokenizer_config.json", tokenizer_class=kind)
-    with pytest.raises(ConfigError, match=r"makes no tokens of any text; .*tokenizer\.json"):
-        load_folder(llama)
-
-
 def materials_of_texts(folder: Path, model: Path, *texts: str) -> Materials:
     rows = [{"author": f"{number}", "body": text} for number, text in enumerate(texts)]
     data = DataConfig(
@@ -157,6 +144,14 @@ def materials_of_texts(folder: Path, model: Path, *texts: str) -> Materials:
         sequence_length=8,
     )
     return load_materials(0, data, ModelConfig(name_or_path=str(model)), "cpu")
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "LlamaTokenizer", "Qwen2Tokenizer"])
+def test_a_folder_without_a_vocabulary_is_refused(llama: Path, tmp_path: Path, kind: str) -> None:
+    (llama / "tokenizer.json").unlink()
+    edit(llama / "tokenizer_config.json", tokenizer_class=kind)
+    with pytest.raises(ConfigError, match=r"tokenizer"):
+        materials_of_texts(tmp_path, llama, "ab", "a")
 
 
 def test_texts_of_unknown_words_alone_are_refused(llama: Path, tmp_path: Path) -> None:
@@ -256,18 +251,6 @@ def test_adapters_go_where_they_are_sent(llama: Path) -> None:
 def test_adapters_without_a_place_are_refused(llama: Path, targets: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora_target_modules = .*Known: .*o_proj"):
         load_folder(llama, lora_rank=2, lora_target_modules=targets)
-
-
-def test_a_network_that_keeps_a_tensor_of_the_last_pass_is_saved(tmp_path: Path) -> None:
-    """A tensor with a gradient behind it cannot be copied."""
-    model = opened(small_network("recurrent_gemma"))
-    start = model.initial_parameters()
-    task = GivenUnits(model, ragged_units())
-    loop(task, start, task.keys, NoClip(), 0)
-    model.save(start, tmp_path / "model")
-    saved, text = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), torch.arange(8)[None]
-    with torch.no_grad():
-        assert torch.allclose(saved(text).logits, model.logits(start, text), atol=1e-5)
 
 
 def test_a_gguf_file_opens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedsim.clients.models.lstm_recurrence import recur
+from fedsim.clients.models.lstm_recurrence import Recurrence
 
 HIDDEN, LENGTH = 5, 7
 # torch's gates stand in the order write, forget, candidate, read.
@@ -23,6 +23,11 @@ def by_torch(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     }
     states: torch.Tensor = torch.func.functional_call(lstm, weights, (inputs,))[0]
     return states
+
+
+def recur(from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    inputs = (from_inputs,)
+    return torch.Tensor(torch.func.functional_call(Recurrence(HIDDEN), {"weight": weight}, inputs))
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

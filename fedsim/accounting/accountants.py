@@ -164,15 +164,13 @@ def delta(
     """
     if not epsilon >= 0.0:
         raise ConfigError(f"epsilon = {epsilon!r}: give a number >= 0")
-    chosen, relation = choose([cost], accountant, relation)
-    parts = _released([(cost, rounds)])
-    if not parts:
-        return 0.0
-    if cost.noise_multiplier == 0.0:
-        return 1.0
-    if (distance := total_variation(parts)) < _NOTHING:
-        return distance
-    return _delta(chosen, _resolved(parts), epsilon, relation)
+    found, costs, at = 1e-9, [(cost, rounds)], np.array([epsilon])
+    for _ in range(2):  # the second time on a grid that is fine enough for this δ
+        profile = profile_of_composition(costs, found, accountant, relation)
+        found = float(profile(at)[0])
+        if not 0.0 < found < 1.0:
+            break
+    return found
 
 
 def epsilon_of_composition(
@@ -192,10 +190,7 @@ def epsilon_of_composition(
         >>> round(epsilon_of_composition(costs, delta=1e-6), 2)
         0.97
     """
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
-    parts = _released(costs)
-    chosen, relation = choose([cost for cost, _ in costs], accountant, relation)
+    chosen, relation, parts = _asked(costs, delta, accountant, relation)
     if not parts:
         return 0.0
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
@@ -222,10 +217,7 @@ def profile_of_composition(
     Raises:
         ConfigError: as `epsilon`.
     """
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
-    parts = _released(costs)
-    chosen, relation = choose([cost for cost, _ in costs], accountant, relation)
+    chosen, relation, parts = _asked(costs, delta, accountant, relation)
     if not parts:
         return np.zeros_like
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
@@ -249,17 +241,6 @@ def certified(
         return chosen.epsilon(costs, delta, relation)
     of_trial = chosen.epsilon(_resolved(cost.trial), delta / cost.search.trials, relation)
     return _shift(chosen, cost, relation) + of_trial
-
-
-def _delta(chosen: Accountant, costs: Composition, epsilon: float, relation: Relation) -> float:
-    cost, rounds = costs[0]
-    if cost.search is None:
-        return chosen.delta(costs, epsilon, relation)
-    searches = cost.runs(rounds)
-    if chosen.name == "rdp" and searches == 1:
-        return chosen.delta(costs, epsilon, relation)
-    profile = _profile(chosen, costs, 1e-9, relation)
-    return float(profile(np.array([epsilon]))[0])
 
 
 def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Relation) -> Profile:
@@ -311,12 +292,16 @@ def total_variation(costs: Composition) -> float:
     return min(1.0001 * one_by_one, math.erf(together / math.sqrt(8.0)))
 
 
-def _released(costs: Composition) -> Composition:
-    """Return each cost once, with all its rounds: a search, or a run, has one price."""
+def _asked(
+    costs: Composition, delta: float, accountant: str | None, relation: Relation | None
+) -> tuple[Accountant, Relation, Composition]:
+    """Return accountant and relation, and each cost once, with all its rounds."""
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     for _, rounds in costs:
         if not rounds >= 0 or rounds % 1:  # a NaN too
             raise ConfigError(f"rounds = {rounds!r}: give an integer >= 0")
-    return merged(costs)
+    return (*choose([cost for cost, _ in costs], accountant, relation), merged(costs))
 
 
 def _resolved(costs: Composition) -> Composition:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
-from fedsim.accounting.rounding import text_up
-from fedsim.errors import BudgetSpentError, ConfigError
+from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
 
@@ -69,21 +68,6 @@ class Budget:
             range(at_most), True, key=lambda rounds: not self._fits(ledger, cost, rounds)
         )
         return max(0, too_many - 1)  # 0 rounds may be too many: the ledger is overspent
-
-    def charge(self, ledger: Ledger, round: int, cost: RoundCost, release: str) -> Ledger:
-        """Return the ledger with one more release, as `Ledger.charge` does.
-
-        Raises:
-            BudgetSpentError: the release would exceed the budget; nothing is charged.
-        """
-        charged = ledger.charge(round, cost, release)
-        if charged is not ledger and (total := self.spent(charged)) > self.epsilon:
-            raise BudgetSpentError(
-                f"round {round}: this release would bring ε to {text_up(total)} at δ = "
-                f"{text_up(self.delta)}, above the budget of {text_up(self.epsilon)}; "
-                f"{text_up(self.spent(ledger))} are spent"
-            )
-        return charged
 
     def _fits(self, ledger: Ledger, cost: RoundCost, rounds: int) -> bool:
         costs = [*ledger.costs, (cost, rounds)]

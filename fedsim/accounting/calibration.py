@@ -31,9 +31,8 @@ _SECANT_STEPS = 8  # then strides of e, and bisection: log ε was not nearly str
 
 
 def calibrate_noise_multiplier(
-    cost: RoundCost | None = None,
     *,
-    sampling: Sampling | None = None,
+    sampling: Sampling,
     units_per_user: int = 1,
     rounds: int,
     epsilon: float,
@@ -48,10 +47,8 @@ def calibrate_noise_multiplier(
     The result has five significant digits and is on the safe side: its own ε, by the same
     accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
     unless the result is 0.05: less noise than that is not considered.
-    A round is given as `epsilon` takes it, in `cost`, whose own noise multiplier plays no part; or
-    by its sampler, the units that a user owns and the search that it is of. With a search the ε is
-    that of the whole search; `beside` are other releases, which have their price whatever the noise
-    is.
+    With a search the ε is that of the whole search; `beside` are other releases, which have their
+    price whatever the noise is.
     Results are remembered under `fedsim.utils.files.cache_dir()`.
 
     Raises:
@@ -65,9 +62,6 @@ def calibrate_noise_multiplier(
         ... )
         >>> round(noise, 3)
         0.802
-        >>> a_round = RoundCost(PoissonSampling(0.01), 1.0)
-        >>> noise == calibrate_noise_multiplier(a_round, rounds=100, epsilon=2.0, delta=1e-6)
-        True
     """
     if not (epsilon > 0.0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon = {epsilon!r}: give a finite number > 0")
@@ -75,14 +69,8 @@ def calibrate_noise_multiplier(
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     if rounds < 1:
         raise ConfigError(f"rounds = {rounds!r}: give an integer >= 1")
-    if cost is None and sampling is not None:
-        with about(""):
-            cost = RoundCost(sampling, 1.0, units_per_user, search)
-    elif cost is None or (sampling, units_per_user, search) != (None, 1, None):
-        raise ConfigError(
-            "cost, sampling: give a round's cost, or its sampler with units_per_user and search"
-        )
-    unit_noise = dataclasses.replace(cost, noise_multiplier=1.0)
+    with about(""):
+        unit_noise = RoundCost(sampling, 1.0, units_per_user, search)
     _refuse_empty_promise(unit_noise, rounds, delta)
     chosen, relation = choose([unit_noise, *(cost for cost, _ in beside)], accountant, relation)
     inputs = {

@@ -29,11 +29,10 @@ def delta_sentence(
         noun: what is counted: "users", or "owners".
 
     Raises:
-        ConfigError: delta outside (0, 1), or fewer than two users.
+        ConfigError: fewer than two users.
     """
-    if not 0.0 < delta < 1.0:
-        raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
-    _check_population(num_users)
+    if num_users < 2:  # log 1 is 0: the n^-x of one user is 1 for every x
+        raise ConfigError(f"num_users = {num_users!r}: give an integer >= 2")
     exponent = -math.log(delta) / math.log(num_users)
     if not public:
         origin = "counted in the private data, which the guarantee does not cover"
@@ -44,8 +43,3 @@ def delta_sentence(
             "about one user drawn at random would keep the promise; take a smaller δ."
         )
     return sentence
-
-
-def _check_population(num_users: int) -> None:
-    if num_users < 2:  # log 1 is 0: the n^-x of one user is 1 for every x
-        raise ConfigError(f"num_users = {num_users!r}: give an integer >= 2")

@@ -8,8 +8,7 @@ fresh entropy costs again every time it is made.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.accounting.accountants import epsilon_of_composition
@@ -63,7 +62,7 @@ class Ledger:
     """All releases so far. Start from `Ledger()` and add with `charge`.
 
     Consecutive rounds of one kind are one item, so that charging the ten-thousandth takes as long
-    as the first. Which items there are depends on the releases alone, not on their order.
+    as the first.
     """
 
     items: tuple[Releases, ...] = ()
@@ -81,21 +80,15 @@ class Ledger:
             raise ValueError(f"round = {round!r}: give an integer >= 0")
         new = Releases(round, 1, cost, release)
         _check_of_run(new)
-        known = self._find(round, release) if new.repeatable else None
-        if known is None:
-            return Ledger(_arranged([*self.items, new]))
-        if known.cost == cost:
-            return self
-        raise ValueError(
-            f"round {round}, release {release!r}: charged before with {known.cost}, now "
-            f"with {cost}; use another seed for a run with another mechanism"
-        )
-
-    def _find(self, round: int, release: str) -> Releases | None:
-        for item in self.items:
-            if item.release == release and item.first_round <= round < item.end:
-                return item
-        return None
+        for known in self.items if new.repeatable else ():
+            if known.release == release and known.first_round <= round < known.end:
+                if known.cost == cost:
+                    return self
+                raise ValueError(
+                    f"round {round}, release {release!r}: charged before with {known.cost}, now "
+                    f"with {cost}; use another seed for a run with another mechanism"
+                )
+        return Ledger(_with(self.items, new))
 
     @property
     def num_releases(self) -> int:
@@ -153,7 +146,7 @@ class Ledger:
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"ledger: cannot be read: {error}") from None
-        return cls(_arranged(items))
+        return cls(tuple(items))
 
 
 def _check_of_run(item: Releases) -> None:
@@ -165,32 +158,11 @@ def _check_of_run(item: Releases) -> None:
         )
 
 
-def _arranged(items: Iterable[Releases]) -> tuple[Releases, ...]:
-    """Return the same releases in as few items as possible, always the same ones, by round."""
-    kinds: dict[tuple[str, RoundCost], Counter[int]] = {}
-    for item in items:
-        changes = kinds.setdefault((item.release, item.cost), Counter())
-        changes[item.first_round] += 1
-        changes[item.end] -= 1
-    arranged = [
-        Releases(first, end - first, cost, release)
-        for (release, cost), changes in kinds.items()
-        for first, end in _intervals(changes)
-    ]
-    return tuple(
-        sorted(arranged, key=lambda it: (it.first_round, it.end, it.release, str(it.cost)))
-    )
-
-
-def _intervals(changes: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return intervals that cover every round as often as the changes of the count say.
-
-    Of several that cover a round, the one opened last is closed first: so they nest, and rounds
-    that were charged twice are an interval inside the other.
-    """
-    intervals, opened = [], []
-    for round in sorted(changes):
-        change = changes[round]
-        opened += [round] * max(change, 0)
-        intervals += [(opened.pop(), round) for _ in range(-change)]
-    return intervals
+def _with(items: tuple[Releases, ...], new: Releases) -> tuple[Releases, ...]:
+    """Return the items and a release of one round: in the item that it follows, or as a new one."""
+    for at, item in enumerate(items):
+        alike = (item.release, item.cost) == (new.release, new.cost)
+        if alike and item.end == new.first_round:
+            longer = replace(item, num_rounds=item.num_rounds + 1)
+            return (*items[:at], longer, *items[at + 1 :])
+    return (*items, new)

@@ -44,9 +44,7 @@ _POINTS = (
     1000  # of ε: tangents of the curve; with n of them f is off by some (range of ε / n)² / 20
 )
 _DELTAS = (1e-12, 1e-10, 1e-8)  # where the range of ε may end
-_SEARCHES = 40
 _DRAWN = np.unique(np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 49), np.linspace(0.02, 1.0, 50)]))
-_REGRET_RATES = np.concatenate([np.geomspace(1e-6, 0.01, 500), np.linspace(0.01, 1.0, 2000)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,22 +134,6 @@ class TradeOff:
         each = -special.ndtri(positive[inside]) - special.ndtri(negative[inside])
         return max(0.0, float(each.max()))
 
-    @cached_property
-    def regret(self) -> float:
-        """How far μ's curve is off: the least κ with f(α + κ) - κ <= G_μ(α) for every α.
-
-        The Δ-divergence of Kaissis et al. 2024, as Gomez et al. 2025 report it; 0 where the curve
-        is a Gaussian mechanism's.
-        """
-        gaussian = special.ndtr(-special.ndtri(_REGRET_RATES) - self.mu)
-        low, high = 0.0, 1.0
-        for _ in range(_SEARCHES):
-            middle = 0.5 * (low + high)
-            shifted = np.interp(_REGRET_RATES + middle, *self.vertices)
-            enough = bool(np.all(shifted - middle <= gaussian))
-            low, high = (low, middle) if enough else (middle, high)
-        return high
-
     def delta(self, epsilon: float) -> float:
         """Return δ at ε >= 0, by the nearest ε below that is known."""
         return float(self.deltas[np.searchsorted(self.epsilons, epsilon, side="right") - 1])
@@ -171,7 +153,6 @@ class TradeOff:
             "priors": list(PRIORS),
             "auroc": self.area,
             "mu": self.mu if math.isfinite(self.mu) else None,
-            "regret": self.regret if math.isfinite(self.mu) else None,
             "deltas": [{"epsilon": one, "delta": self.delta(one)} for one in EPSILONS],
             "false_positive_rates": _DRAWN.tolist(),
             "true_positive_rates": self.true_positive_rates(_DRAWN).tolist(),

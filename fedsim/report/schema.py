@@ -63,7 +63,6 @@ class TradeOffBound(Record):
     priors: Shares
     auroc: Probability
     mu: NotNegative | None
-    regret: NotNegative | None
     deltas: Annotated[tuple[dict[str, float], ...], Field(strict=False)]
     false_positive_rates: Shares
     true_positive_rates: Shares

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
-from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
+from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.sampling import PoissonSampling, Relation
 from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 
@@ -45,14 +45,6 @@ class AboveThresholdAccountant(Accountant):
         if wrong >= delta:
             return math.inf
         return of_tests + solve_epsilon(_releases(costs), delta - wrong, Relation.ADD_OR_REMOVE)[0]
-
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε, at most 1; 1 where ε does not pay for the test."""
-        of_tests, wrong = _tests(costs)
-        if epsilon < of_tests:
-            return 1.0
-        left = epsilon - of_tests
-        return min(1.0, wrong + solve_delta(_releases(costs), left, Relation.ADD_OR_REMOVE))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
@@ -23,8 +21,8 @@ class Accountant(ABC):
 
     Formal guarantees:
 
-    - For costs without a `refusal`, the mechanism of all rounds together is (`epsilon`, δ)-DP and
-      (ε, `delta`)-DP under the relation, and `profile` is nowhere below its δ(ε).
+    - For costs without a `refusal`, the mechanism of all rounds together is (`epsilon`, δ)-DP
+      under the relation, and `profile` is nowhere below its δ(ε).
     - Costs handed in are not empty, have noise and at least one round each.
 
     Attributes:
@@ -47,14 +45,8 @@ class Accountant(ABC):
         """Return the smallest ε certified at δ in (0, 1), or inf."""
 
     @abstractmethod
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return the smallest δ certified at ε >= 0, at most 1."""
-
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there."""
-        return lambda epsilons: np.array(
-            [self.delta(costs, one, relation) for one in epsilons.tolist()]
-        )
+        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there; at most 1."""
 
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
         """Return the Rényi divergence of a cost's event, and the mass that it leaves out.

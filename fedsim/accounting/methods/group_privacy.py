@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
-from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
+from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.sampling import Relation
 
 _RESOLUTION = 1e-18  # δ of one example, below which this accountant gives up
@@ -60,13 +60,6 @@ class GroupPrivacyAccountant(Accountant):
             middle = 0.5 * (low + high)
             low, high = (low, middle) if holds(middle) else (middle, high)
         return size * high
-
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε, at most 1."""
-        size = max(cost.units_per_user for cost, _ in costs)
-        per_example = epsilon / size
-        delta_one = max(solve_delta(_for_one_example(costs), per_example, relation), _RESOLUTION)
-        return math.exp(min(0.0, math.log(delta_one) + _log_growth(size, per_example)))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""

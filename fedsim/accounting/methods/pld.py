@@ -80,10 +80,6 @@ class PldAccountant(Accountant):
         """Return ε at δ; inf where δ is below what a PLD resolves, about 1e-22 a round."""
         return solve_epsilon(costs, delta, relation)[0]
 
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε."""
-        return solve_delta(costs, epsilon, relation)
-
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε, on the grid that settles ε at `delta`."""
         return solve_epsilon(costs, delta, relation)[1].deltas
@@ -99,15 +95,6 @@ def solve_epsilon(
 
     epsilon, width = refined(at, costs)
     return epsilon, composed(tuple(costs), relation, width)
-
-
-def solve_delta(costs: Composition, epsilon: float, relation: Relation) -> float:
-    """Return δ at ε, at most 1."""
-
-    def at(width: float) -> float:
-        return float(composed(tuple(costs), relation, width).get_delta_for_epsilon(epsilon))
-
-    return min(refined(at, costs)[0], 1.0)
 
 
 @functools.lru_cache(maxsize=4)  # a PLD is megabytes; several δ ask the same one
@@ -201,7 +188,7 @@ def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, fl
     """Return value and width of the first grid that is fine enough, or of the finest that fits.
 
     Args:
-        at: the value, ε or δ, on a grid of a width in nats.
+        at: ε on a grid of a width in nats.
         costs: the rounds.
 
     Raises:

@@ -46,7 +46,7 @@ from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.composition import ComposedPld, LossSum
 from fedsim.accounting.methods.mixture_pld import Losses, mixture_pld
-from fedsim.accounting.methods.pld import solve_delta, solve_epsilon
+from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 
 Array = npt.NDArray[np.float64]
@@ -79,12 +79,6 @@ class RandomAllocationAccountant(Accountant):
         if (gaussian := _unamplified(costs)) is not None:
             return solve_epsilon(gaussian, delta, relation)[0]
         return _refined(lambda f: composed(tuple(costs), f).get_epsilon_for_delta(delta))
-
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε, at most 1."""
-        if (gaussian := _unamplified(costs)) is not None:
-            return solve_delta(gaussian, epsilon, relation)
-        return _refined(lambda f: min(composed(tuple(costs), f).get_delta_for_epsilon(epsilon), 1))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε, on the finest grid but one."""

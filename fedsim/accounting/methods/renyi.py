@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
+import numpy.typing as npt
 
-from fedsim.accounting.events import Composition, RoundCost
+from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.sampling import Relation
 
@@ -47,9 +48,10 @@ class RdpAccountant(Accountant):
         """Return ε at δ."""
         return float(_composed(tuple(costs), relation).get_epsilon(delta))
 
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε."""
-        return float(_composed(tuple(costs), relation).get_delta(epsilon))
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε."""
+        composed = _composed(tuple(costs), relation)
+        return lambda epsilons: np.array([composed.get_delta(one) for one in epsilons.tolist()])
 
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
         """Return dp_accounting's bound on the Rényi divergence of one round; inf if it has none."""
@@ -81,10 +83,16 @@ class MomentsAccountant(Accountant):
         orders, divergences = self._divergences(costs, relation)
         return float(np.min(divergences + math.log(1.0 / delta) / (orders - 1.0)))
 
-    def delta(self, costs: Composition, epsilon: float, relation: Relation) -> float:
-        """Return δ at ε, at most 1."""
+    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
+        """Return δ as a function of ε."""
         orders, divergences = self._divergences(costs, relation)
-        return min(1.0, math.exp(float(np.min((orders - 1.0) * (divergences - epsilon)))))
+
+        def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            logs = ((orders - 1.0) * (divergences - epsilons[:, None])).min(axis=1)
+            deltas: npt.NDArray[np.float64] = np.exp(np.minimum(logs, 0.0))
+            return deltas
+
+        return at
 
     @staticmethod
     def _divergences(

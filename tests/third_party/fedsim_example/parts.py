@@ -6,7 +6,7 @@ An ε rests on the claims of the docstrings: fedsim names these parts in its sta
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -189,11 +189,12 @@ class Orders(Accountant):
         """Return ε at δ."""
         return float(_composed(self.num_orders, tuple(costs)).get_epsilon(delta))
 
-    def delta(
-        self, costs: Sequence[tuple[RoundCost, int]], epsilon: float, relation: Relation
-    ) -> float:
-        """Return δ at ε."""
-        return float(_composed(self.num_orders, tuple(costs)).get_delta(epsilon))
+    def profile(
+        self, costs: Sequence[tuple[RoundCost, int]], delta: float, relation: Relation
+    ) -> Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]:
+        """Return δ as a function of ε."""
+        composed = _composed(self.num_orders, tuple(costs))
+        return lambda epsilons: np.array([composed.get_delta(one) for one in epsilons.tolist()])
 
 
 @functools.lru_cache  # a trade-off curve asks for δ at many ε

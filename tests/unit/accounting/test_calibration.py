@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from fedsim.accounting import calibration
 from fedsim.accounting.accountants import epsilon
 from fedsim.accounting.calibration import calibrate_noise_multiplier
 from fedsim.accounting.events import Composition, RoundCost
-from fedsim.accounting.search import Search
 from fedsim.errors import ConfigError
 from fedsim.sampling import FixedSizeSampling, PoissonSampling, Relation, TruncatedPoissonSampling
 from tests.conftest import Patch
@@ -25,8 +23,6 @@ EASY: dict[str, Any] = {
     "epsilon": 0.1,  # little privacy loss is a small grid: milliseconds
     "delta": 1e-5,
 }
-
-COST = RoundCost(PoissonSampling(0.1), 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -127,33 +123,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     blocked.write_text("not a folder")
     monkeypatch.setenv("FEDSIM_CACHE", str(blocked))
     assert calibrate_noise_multiplier(**EASY) > 0.0
-
-
-@pytest.mark.parametrize(
-    "cost",
-    [
-        COST,
-        RoundCost(PoissonSampling(0.02), 0.0, units_per_user=4),
-        RoundCost(PoissonSampling(0.1), 7.0, search=Search(4.0, 100, 20.0)),
-    ],
-    ids=["uls", "els without noise", "of a search"],
-)
-def test_a_cost_is_taken_as_epsilon_takes_it(cost: RoundCost) -> None:
-    """Its own noise multiplier is not looked at."""
-    asked: dict[str, Any] = {"rounds": 100, "epsilon": 3.0, "delta": 1e-5}
-    noise = calibrate_noise_multiplier(cost, **asked)
-    assert noise == calibrate_noise_multiplier(
-        sampling=cost.sampling, units_per_user=cost.units_per_user, search=cost.search, **asked
-    )
-    assert 2.99 < epsilon(replace(cost, noise_multiplier=noise), 100, 1e-5) <= 3.0
-
-
-@pytest.mark.parametrize(
-    "given", [{}, {"cost": COST, "sampling": COST.sampling}, {"cost": COST, "units_per_user": 2}]
-)
-def test_a_round_is_given_once(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="cost, sampling: give a round's cost, or its sampler"):
-        calibrate_noise_multiplier(rounds=1, epsilon=1.0, delta=1e-5, **given)
 
 
 def test_no_less_noise_than_the_least_considered() -> None:

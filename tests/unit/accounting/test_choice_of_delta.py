@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from fedsim.accounting.choice_of_delta import delta_sentence
@@ -25,14 +23,6 @@ def test_a_delta_of_one_over_n_or_more_is_warned_of(delta: float, warns: bool) -
     assert ("Warning: δ is not below 1/n = 0.001" in delta_sentence(delta, 1000, True)) == warns
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        (lambda: delta_sentence(0.0, 1000, True), "delta = 0.0"),
-        (lambda: delta_sentence(1e-5, 1, True), "num_users = 1"),
-    ],
-)
-def test_wrong_numbers_are_named(wrong: Callable[[], object], field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        wrong()
-    assert str(caught.value).startswith(field)
+def test_one_user_has_no_power() -> None:
+    with pytest.raises(ConfigError, match="num_users = 1"):
+        delta_sentence(1e-5, 1, True)

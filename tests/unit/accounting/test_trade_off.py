@@ -50,7 +50,6 @@ def test_a_gaussian_mechanism_has_its_closed_form(noise: float, rounds: int) -> 
     assert gap.max() < 1e-4
     assert gap.min() > -1e-12  # never above: a bound on every test
     assert mu <= found.mu < 1.002 * mu + 1e-4
-    assert found.regret < 2e-4
     assert 0.0 <= found.area - special.ndtr(mu / math.sqrt(2.0)) < 1e-4
 
 
@@ -149,7 +148,6 @@ def test_what_is_reported(sampling: Sampling, rounds: int) -> None:
     assert report["auroc"] >= 0.5
     gauss = gaussian(np.array([LEAST_RATE, *RATES]), report["mu"])
     assert (found.false_negative_rates(np.array([LEAST_RATE, *RATES])) >= gauss - 1e-12).all()
-    assert 0.0 <= report["regret"] < 0.2
 
 
 MECHANISMS = {

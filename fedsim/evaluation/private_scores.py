@@ -75,20 +75,14 @@ def private_scores(
     stddev = noise_multiplier * SENSITIVITY
     released, _ = release_({"scores": total}, 1.0, stddev, key)
     loss, accuracy, count = released["scores"].tolist()
-    share, users = float(mean_share(loss, count)), max(count, 1.0)
+    users = max(count, 1.0)
+    share, accuracy = (min(max(total / users + 0.5, 0.0), 1.0) for total in (loss, accuracy))
     return PrivateScores(
         loss=loss_bound * share,
-        accuracy_top1=float(mean_share(accuracy, count)),
+        accuracy_top1=accuracy,
         users=users,
         loss_stddev=loss_bound * stddev * math.hypot(1.0, share - 0.5) / users,
     )
-
-
-def mean_share(
-    total: float | npt.NDArray[np.float64], users: float | npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Return the means in [0, 1] of noisy sums of shares minus 1/2, over noisy numbers of users."""
-    return np.clip(total / np.maximum(users, 1.0) + 0.5, 0.0, 1.0)
 
 
 def _vector(

@@ -109,9 +109,8 @@ def _is_promised(folder: RunFolder) -> bool:
     if not folder.report.exists() or not any(path.exists() for path in given):
         return False
     privacy = load_report(folder.path).privacy
-    if privacy.hypothetical or privacy.earlier_training:
-        return False
-    return privacy.epsilon is not None
+    unpaid = privacy.hypothetical or privacy.earlier_training
+    return privacy.epsilon is not None and not unpaid
 
 
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:

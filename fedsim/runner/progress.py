@@ -10,15 +10,16 @@ from typing import Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedsim.report.schema import RoundMetrics
+from fedsim.report.wording import duration_text
 from fedsim.utils.terminal import logging_each_half_minute, progress_console
 
 log = logging.getLogger("fedsim")
 
 
-class _Bar:
-    """A bar of rounds on standard error, where that is a terminal; else lines of a log.
+class CountProgress:
+    """A bar of rounds on standard error, where that is a terminal; else ten lines of a log.
 
-    A round may take hours, and few of them be scored: every half minute has a line.
+    A round may take hours: every half minute has a line.
     """
 
     def __init__(self, title: str, rounds: int, done: int = 0) -> None:
@@ -48,6 +49,13 @@ class _Bar:
         self._open.close()
         self._progress.stop()
 
+    def advance(self, *_: object) -> None:
+        """Count one more, as `train` asks for it after each round."""
+        self._count()
+        tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
+        if self._progress.disable and tenths[0] != tenths[1]:
+            log.info("%s: round %d of %d", self._title, self._done, self._rounds)
+
     def _count(self) -> None:
         self._progress.advance(self._task)
         self._done += 1
@@ -64,19 +72,13 @@ class _Bar:
             return ""
         each = (self._began - self._started) / (self._done - self._first)
         seconds = max(each - running, 0.0) + each * (self._rounds - self._done - 1)
-        return f"; about {_rough(seconds)} left"
+        return f"; about {duration_text(seconds)} left"
 
 
-def _rough(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+class RoundProgress(CountProgress):
+    """Shows the last held-out loss too, in a log a line for each that was computed."""
 
-
-class RoundProgress(_Bar):
-    """Shows rounds and the last held-out loss on standard error; a terminal gets a bar."""
-
-    def advance(self, line: RoundMetrics) -> None:
+    def advance(self, line: RoundMetrics) -> None:  # type: ignore[override]
         """Show one more round."""
         self._count()
         if line.held_out is None:
@@ -85,14 +87,3 @@ class RoundProgress(_Bar):
         self._progress.update(self._task, note=note)
         if self._progress.disable:
             log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)
-
-
-class CountProgress(_Bar):
-    """Counts rounds on standard error: a bar on a terminal, else ten lines, and signs of life."""
-
-    def advance(self, *_: object) -> None:
-        """Count one more, as `train` asks for it after each round."""
-        self._count()
-        tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
-        if self._progress.disable and tenths[0] != tenths[1]:
-            log.info("%s: round %d of %d", self._title, self._done, self._rounds)

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
 from flwr.serverapp import Grid
 
 from fedsim.accounting.budget import Budget
-from fedsim.accounting.events import Composition
 from fedsim.accounting.promise import NAME, promise
 from fedsim.config import Config
 from fedsim.data.reading import notes
@@ -35,7 +33,7 @@ from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import Materials, default_device, load_model, materials_of
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
-from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport, load_report
+from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport
 from fedsim.report.wording import NOT_COVERED, cure_text, worse_text
 from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -186,10 +184,6 @@ def write_promise(
             write_atomically(given / "README.md", card)
 
 
-def _to_nobody(_line: RoundMetrics) -> None:
-    """Before the trackers are open."""
-
-
 @dataclass
 class _Session:
     """The side effects of a run: ledger, metrics, checkpoints, model and report on disk."""
@@ -200,7 +194,7 @@ class _Session:
     plan: RoundPlan
     trackers: Mapping[str, TrackerFactory]
     account: SharedAccount | None
-    tell: Callable[[RoundMetrics], None] = field(init=False, default_factory=lambda: _to_nobody)
+    tell: Callable[[RoundMetrics], None] = field(init=False)  # to the trackers, once open
     state: ServerState = field(init=False)
     interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
@@ -208,7 +202,6 @@ class _Session:
     line: RoundMetrics = field(init=False)  # of the last round, evaluated or not
     saved: int = field(init=False, default=-1)  # the round whose state and line are on disk
     moments: bool = field(init=False, default=False)  # whether the state came with any
-    trained: int = field(init=False, default=0)  # rounds of the model that was there before
     warned: bool = field(init=False, default=False)  # of updates that are not finite
     losses: dict[int, float] = field(init=False, default_factory=dict)  # held-out, by round
 
@@ -221,8 +214,6 @@ class _Session:
         charged = folder.read_ledger()
         if self.account is not None:
             self.account.check_holds(charged)
-        if folder.is_trained() and folder.report.exists():
-            self.trained = load_report(folder.path).cost.rounds
         resumed = folder.take_up(repeats=repeats)
         # A kill before the first checkpoint loses rounds, never charges.
         start = ServerState(0, materials.model.initial_parameters())
@@ -269,14 +260,11 @@ class _Session:
     def _charge_shared(self, state: ServerState) -> None:
         """Charge the round in the ledger that other runs share, before anything of it is done."""
         if self.account is not None:
-            release = self.plan.draws.release_id
-            ahead, own = self._ahead(state), state.ledger
-            self.account.charge(state.round, self.plan.cost, release, ahead, own)
-
-    def _ahead(self, state: ServerState) -> Composition:
-        """Return the rounds and private scores that are still planned, with their costs."""
-        rounds = self.config.strategy.rounds - state.round
-        return [(self.plan.cost, rounds), *self.plan.scores_after(state.round)]
+            plan, rounds_left = self.plan, self.config.strategy.rounds - state.round
+            ahead = [(plan.cost, rounds_left), *plan.scores_after(state.round)]
+            self.account.charge(
+                state.round, plan.cost, plan.draws.release_id, ahead, own=state.ledger
+            )
 
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
         """Score, evaluate and write down a round; see `_keep_last` for errors on the way."""
@@ -341,9 +329,10 @@ class _Session:
 
     def _evaluated(self) -> RoundMetrics:
         """Return the line of the last round, with ε and held-out scores where they are due."""
-        if not self._is_due(self.state):
+        due = self.state.round % self.config.training.evaluate_every == 0
+        if not (due or self._is_last(self.state)):
             return self.line
-        epsilon = self._epsilon(self.state)
+        epsilon = self._epsilon()
         return RoundMetrics.model_validate(
             {
                 **dict(self.line),
@@ -355,9 +344,6 @@ class _Session:
                 else None,
             }
         )
-
-    def _is_due(self, state: ServerState) -> bool:
-        return state.round % self.config.training.evaluate_every == 0 or self._is_last(state)
 
     def _is_last(self, state: ServerState) -> bool:
         return state.round == self.config.strategy.rounds
@@ -514,17 +500,8 @@ class _Session:
         until: int | None = None
         if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
             until = self._charge_planned(write=not isinstance(ended, SharedBudgetSpentError))
-        diverged = str(ended) if isinstance(ended, DivergedError) else None
-        if diverged is not None:
-            mark_diverged(self.folder.identity, diverged)
-        if self.trained > self.state.round:
-            log.warning(
-                "model and report of %d rounds stay as they are: this time the run got to round %d",
-                self.trained,
-                self.state.round,
-            )
-            return
-        if diverged is not None:
+        if isinstance(ended, DivergedError):
+            mark_diverged(self.folder.identity, str(ended))
             self.final = without_scores(self.materials, self.folder.model, self.folder.adapter)
         final = self.final or self._evaluate_saved(self.state)
         report = summarise(
@@ -536,9 +513,7 @@ class _Session:
             final=final,
             title=self.folder.path.resolve().name,
             seconds=self._seconds(),
-            diverged=diverged,
-            halted=str(ended) if isinstance(ended, HaltedError) else None,
-            cut_short=isinstance(ended, SharedBudgetSpentError),
+            ended=ended,
             charged_until=until,
         )
         if self.plan.search is None:  # of the runs of a search the winner alone is paid for
@@ -552,12 +527,8 @@ class _Session:
 
         Its own budget may end before the last. In the ledgers only if `write`, and once.
         """
-        rounds, budget, plan, state = (
-            self.config.strategy.rounds,
-            self._budget(),
-            self.plan,
-            self.state,
-        )
+        rounds, budget = self.config.strategy.rounds, self._budget()
+        plan, state = self.plan, self.state
         if budget is not None and plan.cost.run_rounds is None:
             rounds = rounds_paid_for(budget, state, plan, rounds)
         self.state = replace(state, ledger=planned(state, plan, rounds))
@@ -583,17 +554,9 @@ class _Session:
             return None
         return Budget(privacy.epsilon, privacy.delta, plan.accountant, plan.relation)
 
-    def _epsilon(self, state: ServerState) -> float | None:
-        """Return ε of all charges so far; of the whole run, if the run has one price."""
+    def _epsilon(self) -> float | None:
+        """Return ε of all charges so far; one price of a whole run is charged at its start."""
         delta, plan = self.config.privacy.delta, self.plan
         if plan.noise_multiplier == 0.0 or delta is None:
             return None
-        if plan.cost.run_rounds is not None:
-            return self._epsilon_of_all
-        return state.ledger.epsilon(delta, plan.accountant, plan.relation)
-
-    @cached_property
-    def _epsilon_of_all(self) -> float:
-        delta, plan = self.config.privacy.delta or 0.0, self.plan
-        whole = planned(self.state, plan, self.config.strategy.rounds)
-        return whole.epsilon(delta, plan.accountant, plan.relation)
+        return self.state.ledger.epsilon(delta, plan.accountant, plan.relation)

@@ -131,18 +131,13 @@ class SharedAccount:
 
         A file that is gone, or another in its place, would give the budget out a second time.
         """
-        if not own.items:
-            return
-        if not self.path.exists():
-            raise ConfigError(
-                f"privacy.shared.ledger = {str(self.path)!r}: is not there, and this run was "
-                "charged in it; put it back, or resume from the folder that the run was begun in"
-            )
         ids = {item.release for item in own.items}
-        if not any(item.release in ids for item in self.read().ledger.items):
+        held = self.read().ledger.items if self.path.exists() else ()
+        if ids and not any(item.release in ids for item in held):
             raise ConfigError(
                 f"privacy.shared.ledger = {str(self.path)!r}: holds no release of this run, which "
-                "was charged in a file of this name; put that file back"
+                "was charged in a file of this name; put that file back, or resume from the folder "
+                "that the run was begun in"
             )
 
     def charge(

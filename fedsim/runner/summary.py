@@ -24,6 +24,7 @@ from fedsim.clipping import NormalisedClip
 from fedsim.config import Config, FedAvg
 from fedsim.data.canaries import sentence as about_canaries
 from fedsim.data.preparation.prepare import assumptions
+from fedsim.errors import DivergedError, HaltedError, SharedBudgetSpentError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
 from fedsim.evaluation.metrics import Evaluation
 from fedsim.grids.sharding import chunk_tokens
@@ -99,9 +100,7 @@ def summarise(
     final: Evaluation,
     title: str,
     seconds: float,
-    diverged: str | None = None,
-    halted: str | None = None,
-    cut_short: bool = False,
+    ended: Exception | None = None,
     charged_until: int | None = None,
 ) -> RunReport:
     """Return the report of a run that ended in `state`.
@@ -115,9 +114,8 @@ def summarise(
         final: utility of the saved model, read back.
         title: the run folder's name.
         seconds: wall-clock time of training, evaluation and saving.
-        diverged: why the run has no outcome, where it has none.
-        halted: why the strategy ended it, where it did.
-        cut_short: whether a shared ledger ended it; the state's ledger then has all planned rounds.
+        ended: what ended the run early. After the end of a shared budget the state's ledger has all
+            planned rounds.
         charged_until: the round up to which the state's ledger has all, run or not; None: as far as
             it went.
     """
@@ -125,6 +123,8 @@ def summarise(
     if start is None:
         raise ValueError("metrics: the line of round 0 has no held_out")
     model = _model(config, materials, state)
+    diverged = str(ended) if isinstance(ended, DivergedError) else None
+    cut_short = isinstance(ended, SharedBudgetSpentError)
     return RunReport(
         name=config.strategy.name,
         title=title,
@@ -137,14 +137,19 @@ def summarise(
             materials.num_protected,
             earlier_training=materials.earlier_training,
             of_data=(
-                *_about_texts(config, materials),
+                *assumptions(
+                    config.data.preparation,
+                    materials.store.manifest["dropped"],
+                    co_owned=config.data.co_owned,
+                ),
+                *about_canaries(config.data.canaries),
                 *((NOT_PAID_FOR,) if diverged else ()),
                 *_counted(state, cut_short, charged_until),
             ),
         ),
         utility=Utility(
             initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
-            final=as_scores(final),
+            final=Scores(**asdict(final)),
             last=lines[-1].held_out_last,
         ),
         data=_data(config, materials, plan),
@@ -162,21 +167,10 @@ def summarise(
         settings=flat(settings(config)),
         rounds=RoundSummary.of(lines, model.trainable_parameters),
         diverged=diverged,
-        halted=halted,
+        halted=str(ended) if isinstance(ended, HaltedError) else None,
         machine=_machine(config),
         versions={"python": platform.python_version()}
         | {name: version(name) for name in _PACKAGES},
-    )
-
-
-def _about_texts(config: Config, materials: Materials) -> tuple[str, ...]:
-    return (
-        *assumptions(
-            config.data.preparation,
-            materials.store.manifest["dropped"],
-            co_owned=config.data.co_owned,
-        ),
-        *about_canaries(config.data.canaries),
     )
 
 
@@ -201,14 +195,10 @@ def _counted(state: ServerState, cut_short: bool, charged_until: int | None) -> 
     return tuple(sentences)
 
 
-def as_scores(evaluation: Evaluation) -> Scores:
-    """Return an evaluation as the report holds it."""
-    return Scores(**asdict(evaluation))
-
-
 def as_held_out(evaluation: Evaluation) -> HeldOut:
     """Return an evaluation as a line of the metrics holds it."""
-    return HeldOut.model_validate(as_scores(evaluation).model_dump(exclude={"tokens", "users"}))
+    values = asdict(evaluation)
+    return HeldOut(**{name: values[name] for name in HeldOut.model_fields})
 
 
 def privacy_block(
@@ -280,9 +270,6 @@ def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> Privac
     return replace(terms, epsilon=epsilon)
 
 
-_NOT_PAID = "nothing pays for it"
-
-
 def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query, ...]:
     """Return the questions that a run asked of the private text, the charged ones first.
 
@@ -291,8 +278,6 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
         plan: of each round.
         state: its ledger holds every charged release.
     """
-    paid_by = None if plan.sampling.guaranteed else "a hypothetical ε alone"
-    simulated = "simulated: " * (plan.entropy == "seeded")
     charged: list[tuple[str, int | None, str]] = []
     if plan.noise_multiplier > 0.0:
         rounds = sum(item.num_rounds for item in state.ledger.items if not is_score(item.release))
@@ -327,21 +312,18 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
         ),
         ("which settings are good, if they were chosen by looking at earlier runs", None),
     ]
-    return (
+    simulated = "simulated: " * (plan.entropy == "seeded")
+    guaranteed = plan.sampling.guaranteed
+    rows = [
         *(
-            Query(
-                question=question,
-                times=times,
-                paid_by=paid_by or f"{simulated}{by}",
-                covered=paid_by is None,
-            )
+            (question, times, f"{simulated}{by}" if guaranteed else "a hypothetical ε alone")
             for question, times, by in charged
         ),
-        *(
-            Query(question=question, times=times, paid_by=_NOT_PAID, covered=False)
-            for question, times in free
-            if times != 0
-        ),
+        *((question, times, "nothing pays for it") for question, times in free if times != 0),
+    ]
+    return tuple(
+        Query(question=question, times=times, paid_by=by, covered=guaranteed and row < len(charged))
+        for row, (question, times, by) in enumerate(rows)
     )
 
 

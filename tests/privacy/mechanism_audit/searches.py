@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedsim.accounting.search import Search
-from fedsim.evaluation.private_scores import SENSITIVITY, mean_share
+from fedsim.evaluation.private_scores import SENSITIVITY
 from fedsim.noise.gaussian import release_
 from fedsim.seeding import noise_key, stream
 from tests.privacy.mechanism_audit.bounds import Scores
@@ -59,4 +59,4 @@ def _losses(ratios: Scores, target: Scores, noise: float, seed: int, number: int
     key = noise_key(seed, "scores", number)
     released, _ = release_({"scores": torch.from_numpy(sums)}, 1.0, noise * SENSITIVITY, key)
     loss, users = released["scores"].numpy()
-    return np.asarray(mean_share(loss, users))
+    return np.asarray(np.clip(loss / np.maximum(users, 1.0) + 0.5, 0.0, 1.0))

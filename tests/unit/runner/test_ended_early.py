@@ -245,20 +245,6 @@ def test_a_checkpoint_that_would_go_makes_room_on_a_full_disk(
     assert Ended.of(path).releases == Ended.of(path).rounds == 9
 
 
-def test_a_model_of_more_rounds_stays(speeches: Path, tmp_path: Path) -> None:
-    """Its checkpoint is lost, and the budget pays for no round that is made again."""
-    config, path = config_of(speeches, **with_own_epsilon(9)), tmp_path / "run"
-    fedsim.run(config, path)
-    before = Ended.of(path)
-    (path / "checkpoints" / "round-000009.safetensors").unlink()
-    lines = RunFolder(path).read_metrics()
-    RunFolder(path).write_metrics([*lines, lines[-1] | {"round": 11}])  # more rounds, and a kill
-    with pytest.raises(BudgetSpentError, match="round 6: 9 releases are charged, "):
-        fedsim.run(config, path, resume=True)
-    assert Ended.of(path) == before
-    assert "model and report of 9 rounds stay as they are" in (path / "run.log").read_text()
-
-
 def test_the_command_says_what_the_first_said(speeches: Path, tmp_path: Path) -> None:
     shared = {"ledger": str(tmp_path / "people.json"), "delta": 1e-3}
     shared["epsilon"] = budget_for(4)

@@ -112,8 +112,9 @@ def test_rounds_say_how_long_they_will_take(monkeypatch: Patch) -> None:
         if rounds == 4:
             clock.now += 2.0
             done = "uls: 5 of 100 rounds done; round 6 running for 2 s"
-            assert bar._still() == f"{done}; about 8 min left"
-    assert bar._still().endswith("98 of 100 rounds done; round 99 running for 0 s; about 10 s left")
+            assert bar._still() == f"{done}; about 7 min 53 s left"
+    done = "98 of 100 rounds done; round 99 running for 0 s"
+    assert bar._still().endswith(f"{done}; about 10.0 s left")
 
 
 def test_a_wait_says_that_it_goes_on_and_ends_with_the_work(

@@ -23,7 +23,7 @@ import tomli_w
 
 from fedsim import errors
 from fedsim.config import ExecutorConfig
-from fedsim.grids.ray_cluster import Share, check_sockets, import_ray, require_here
+from fedsim.grids.ray_cluster import Share, import_ray, require_here
 from fedsim.registry import resolve
 
 _LINK = "fedsim"  # name of the SuperLink in Flower's config
@@ -59,7 +59,6 @@ def run_on_flower(
             _carry_out(env, settings, superlink, {}, show)
             return
         import_ray()
-        check_sockets()
         workers, cores = settings["workers"], math.ceil(share.cpus_per_worker)
         require_here(Share(workers, share.cpus_per_worker, share.gpus_per_worker))
         simulated: dict[str, float] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,9 +17,6 @@ from fedsim.errors import ConfigError, about
 # Before ray is imported: it reports usage, and warns of what it will change, otherwise.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-_LONGEST_SOCKET = 103 if sys.platform == "darwin" else 107  # bytes of a path
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,8 @@ def connect(address: str) -> None:
     to what an environment variable says.
 
     Raises:
-        ConfigError: ray is not installed, there is no cluster at the address, or one that starts
-            here would have no place for its sockets.
+        ConfigError: ray is not installed, there is no cluster at the address, or none could be
+            started here.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -55,8 +51,6 @@ def connect(address: str) -> None:
             "disconnect with ray.shutdown() first"
         )
     _reach(address)
-    if not address:
-        check_sockets()
     # Ray's processes inherit it, and would look for that cluster from inside of ours.
     elsewhere = os.environ.pop("RAY_ADDRESS", None)
     on_term = signal.getsignal(signal.SIGTERM)
@@ -68,28 +62,13 @@ def connect(address: str) -> None:
             logging_level="ERROR",
             namespace="fedsim",
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"executor.address = {address!r}: no Ray cluster there: {error}"
-        ) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"executor.address = {address!r}: no Ray cluster: {error}") from None
     finally:
         if elsewhere is not None:
             os.environ["RAY_ADDRESS"] = elsewhere
         if signal.getsignal(signal.SIGTERM) is not on_term:  # Ray's would end a run at once
             signal.signal(signal.SIGTERM, on_term)
-
-
-def check_sockets() -> None:
-    """Raise `ConfigError` where the folder in which Ray makes its sockets has too long a path."""
-    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "")
-    folder = os.environ.get(variable, "/tmp")  # noqa: S108  (as Ray has it)
-    excess = len(os.fsencode(f"{folder}/{_SOCKET}")) - _LONGEST_SOCKET
-    if excess > 0:
-        raise ConfigError(
-            f"{variable} = {folder!r}: Ray makes sockets there, whose path would be {excess} bytes "
-            "too long; set the environment variable RAY_TMPDIR to a shorter folder, such as "
-            "RAY_TMPDIR=/tmp"
-        )
 
 
 def _reach(address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import torch
 
 from fedsim.seeding import AesStream, NoiseKey
 from fedsim.tensors import Tensors, by_threads
+
+if TYPE_CHECKING:
+    from fedsim.noise.memory import NoiseMemory
 
 Result = TypeVar("Result")
 
@@ -36,7 +39,7 @@ def release_(
     factor: float,
     stddev: float,
     noise: NoiseKey,
-    earlier: EarlierNoise | None = None,
+    earlier: NoiseMemory | None = None,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return factor * total + N(0, stddev²) for every entry, and the norm without the noise.
 
@@ -156,18 +159,6 @@ def by_chunks(
         return [work(chunk, normals) for chunk in share]
 
     return list(chain.from_iterable(by_threads(of_a_thread, chunks, entries)))
-
-
-class EarlierNoise(Protocol):
-    """Noise of earlier rounds, for noise that is correlated over rounds."""
-
-    def next_(self, chunk: Chunk, normals: Normals, noise: NoiseKey) -> torch.Tensor:
-        """Return this round's noise of a chunk, in standard deviations of the round."""
-        ...
-
-    def end_round(self) -> None:
-        """Say that every chunk of this round has its noise."""
-        ...
 
 
 class Normals:

@@ -16,11 +16,21 @@ from flwr.serverapp import Grid, strategy
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.statement import PrivacyTerms
-from fedsim.errors import BudgetSpentError
-from fedsim.plan import RoundPlan
+from fedsim.errors import BudgetSpentError, about
+from fedsim.estimators import FixedDenominator
+from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.round import run_round
+from fedsim.sampling import PoissonSampling
+from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.strategies.flower.app_plan import node_plan, parameters_of, require
+from fedsim.strategies.flower.app_plan import (
+    NodePlan,
+    clip_of,
+    is_count,
+    noise_of,
+    parameters_of,
+    require,
+)
 from fedsim.strategies.flower.replies import Replies
 
 log = logging.getLogger("flwr")  # the log of the app that this is part of
@@ -84,18 +94,32 @@ class DPFedAvg(strategy.Strategy):
     ) -> None:
         fits = 0.0 <= fraction_evaluate <= 1.0
         require(fits, "fraction_evaluate", fraction_evaluate, "a number in [0, 1]")
-        self._plan: RoundPlan = node_plan(
-            num_users=num_users,
-            cohort_size=cohort_size,
-            l2_clip_norm=l2_clip_norm,
-            delta=delta,
-            noise_multiplier=noise_multiplier,
-            epsilon=epsilon,
-            num_rounds=num_rounds,
-            noise=noise,
-            seed=seed,
-            server_learning_rate=server_learning_rate,
-        )
+        require(0.0 < delta < 1.0, "delta", delta, "a number in (0, 1), such as 1e-5")
+        require(is_count(num_users), "num_users", num_users, "an integer >= 1")
+        fits = 0.0 < cohort_size <= num_users
+        require(fits, "cohort_size", cohort_size, f"a number in (0, num_users = {num_users}]")
+        coins, rate = PoissonSampling(cohort_size / num_users), server_learning_rate
+        multiplier = noise_of(coins, noise_multiplier, epsilon, delta, num_rounds)
+        require(0.0 < rate < math.inf, "server_learning_rate", rate, "a finite number > 0")
+        require(noise in ("secure", "seeded"), "noise", noise, '"secure" or "seeded"')
+        fits = type(seed) is int if noise == "seeded" else seed is None
+        require(fits, "seed", seed, 'an integer with noise = "seeded", else leave it out')
+        clip = clip_of(l2_clip_norm)
+        with about(""):
+            self._plan: RoundPlan = NodePlan(
+                strategy="flower",
+                unit="user",
+                pool=np.arange(1),  # until a round has its nodes
+                sampling=coins,
+                task=TaskSpec(name="flower-client-app"),
+                clip=clip,
+                estimator=FixedDenominator(coins.probability, float(num_users)),
+                noise_multiplier=multiplier,
+                units_per_user=1,
+                optimizer=ServerOptimizer("sgd", rate),
+                seed=seed or 0,
+                entropy=noise,
+            )
         self._delta = delta
         self._budget = None if epsilon is None else Budget(epsilon, delta)
         # Its round, not Flower's: a second `start` goes on, so no noise is ever drawn twice.
@@ -156,24 +180,27 @@ class DPFedAvg(strategy.Strategy):
             ConfigError: arrays that cannot be averaged: not floating, not finite, no clip norm.
             RuntimeError: a round failed: a reply is missing, an error, repeated or misshapen.
         """
-        if self._budget is not None:
-            paid = self._budget.affordable(self.ledger, self._plan.cost, num_rounds)
-            if paid < num_rounds:
-                raise BudgetSpentError(
-                    f"num_rounds = {num_rounds}: ε = {self._budget.epsilon:g} at "
-                    f"δ = {self._delta:g} pays for {paid} more; give at most {paid}"
-                )
+        self._check_budget(num_rounds)
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
+
+    def _check_budget(self, num_rounds: int) -> None:
+        if self._budget is None:
+            return
+        paid = self._budget.affordable(self.ledger, self._plan.cost, num_rounds)
+        if paid < num_rounds:
+            raise BudgetSpentError(
+                f"num_rounds = {num_rounds}: ε = {self._budget.epsilon:g} at "
+                f"δ = {self._delta:g} pays for {paid} more; give at most {paid}"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flip a coin for every connected node; return the messages to those drawn, maybe none."""
         state, plan = self._state, self._plan
-        if self._budget is not None:  # raises before any client is asked
-            self._budget.charge(state.ledger, state.round, plan.cost, plan.draws.release_id)
+        self._check_budget(1)  # before any client is asked
         self._state = dataclasses.replace(state, parameters=parameters_of(arrays, plan.clip))
         self._nodes = _connected(grid)
         self._plan = dataclasses.replace(plan, pool=np.arange(len(self._nodes)))

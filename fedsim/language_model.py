@@ -41,8 +41,7 @@ class LanguageModel(Protocol):
         origin: one sentence on the public data that the starting point and the vocabulary
             come from; printed in the report.
         device: where logits are computed.
-        encoder: what `encode` calls; where it can be pickled, several processes tokenise, and
-            it should bring neither the network nor torch with it.
+        encoder: what `encode` calls.
     """
 
     @property
@@ -103,7 +102,7 @@ class ChatModel(LanguageModel, Protocol):
     def chat_encoder(
         self, loss_on: str, chat_template: str | None, field: str
     ) -> Callable[[Sequence[str]], list[npt.NDArray[np.int64]]]:
-        """Return what makes tokens of conversations; it can be pickled, as `encoder`.
+        """Return what makes tokens of conversations.
 
         A conversation is a JSON text: see `fedsim.data.sources.conversations`. Tokens are ids, and
         -1 - id for those that do not count in a loss.
@@ -204,8 +203,6 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                 f"{field}: its network cannot compute the logits of a text of {longest.shape[1]} "
                 f"tokens (data.sequence_length): {type(error).__name__}: {reason[:300]}"
             ) from error
-        if not alone.any() and logits(torch.cat([first, second])).any():
-            raise ConfigError(_LEAKS.format(field=field, what="the other texts of a pass"))
         # Of most words: those that are never used may have a score of -1e9, beside which no other
         # would count.
         moved = (other - alone).abs().amax(dim=0) > 0.0

@@ -125,7 +125,6 @@ def _store(folder: Path, seed: int, examples: int, owners: int) -> TokenStore:
         co_owned=True,
         destination=folder,
         source="made up",
-        num_workers=0,
     )
 
 

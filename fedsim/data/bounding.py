@@ -10,19 +10,18 @@ from __future__ import annotations
 import heapq
 import importlib
 import math
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store import Indices, OwnerGraph, TokenStore, ranks, runs
-from fedsim.data.store.keys import in_order_of
+from fedsim.data.store import Indices, OwnerGraph, TokenStore, ranks
 from fedsim.seeding import hashes
 
 Bounding = Literal["greedy", "random", "linear-program"]
 Order = Literal["random", "longest", "shortest", "least-demand"]
 
-_AT_ONCE = 1 << 17  # examples whose owners are Python integers at one time
 _GROWN = 1.0 + 1e-9
 
 
@@ -72,7 +71,7 @@ def bound(
     if store.graph is None or group_size < 1:
         raise ValueError(f"group_size = {group_size}: give at least 1, and a store with a graph")
     wanted = _Wanted.of(store.graph, examples, group_size)
-    coins = in_order_of(hashes(base, store.example_keys[examples]))
+    coins = hashes(base, store.example_keys[examples])
     sign = {"longest": -1, "shortest": 1}.get(order, 0)
     parts = wanted.parts().round(6) if rule == "linear-program" else np.zeros(len(examples))
     first_to_last = np.lexsort((coins, sign * store.lengths(examples), -parts))
@@ -121,24 +120,24 @@ class _Wanted(NamedTuple):
             group_size,
         )
 
+    @property
+    def of_example(self) -> Indices:
+        """The example that each of `owners` is of, numbered from 0."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def by_example(self) -> list[list[int]]:
+        """Return the owners of each example."""
+        owners, ends = self.owners.tolist(), np.cumsum(self.counts).tolist()
+        return [owners[start:end] for start, end in pairwise([0, *ends])]
+
     def greedy(self, order: Indices) -> npt.NDArray[np.bool_]:
-        room = [self.group_size] * len(self.demand)
-        starts = np.cumsum(self.counts) - self.counts
+        room, owners = [self.group_size] * len(self.demand), self.by_example()
         kept = np.zeros(len(order), np.bool_)
-        for begin in range(0, len(order), _AT_ONCE):
-            positions = order[begin : begin + _AT_ONCE]
-            counts = self.counts[positions]
-            everyone = self.owners[runs(starts[positions], counts)].tolist()
-            first, taken = 0, []
-            for end in np.cumsum(counts).tolist():
-                mine = everyone[first:end]
-                first = end
-                fits = all(room[owner] for owner in mine)
-                if fits:
-                    for owner in mine:
-                        room[owner] -= 1
-                taken.append(fits)
-            kept[positions] = taken
+        for example in order.tolist():
+            if all(room[owner] for owner in owners[example]):
+                kept[example] = True
+                for owner in owners[example]:
+                    room[owner] -= 1
         return kept
 
     def least_demand(self, order: Indices) -> npt.NDArray[np.bool_]:
@@ -148,45 +147,37 @@ class _Wanted(NamedTuple):
         since goes back. Demands fall too, where an example is left out, and that is not looked for.
         """
         room, left = [self.group_size] * len(self.demand), self.demand.tolist()
-        owners, ends = self.owners.tolist(), np.cumsum(self.counts).tolist()
-        starts = [0, *ends]
+        owners = self.by_example()
         ratios = (self.demand / self.group_size)[self.owners]
-        sums = np.zeros(len(order))
-        some = np.flatnonzero(self.counts)
-        if len(some):
-            sums[some] = np.add.reduceat(ratios, (np.cumsum(self.counts) - self.counts)[some])
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        heap = list(zip(sums.tolist(), place.tolist(), range(len(order)), strict=True))
+        sums = np.bincount(self.of_example, ratios, minlength=len(order))
+        heap = [
+            (float(sums[example]), rank, example) for rank, example in enumerate(order.tolist())
+        ]
         heapq.heapify(heap)
         kept = np.zeros(len(order), np.bool_)
         while heap:
             before, rank, example = heap[0]
-            mine = owners[starts[example] : ends[example]]
-            if not all(room[owner] for owner in mine):
-                heapq.heappop(heap)
-                for owner in mine:
-                    left[owner] -= 1
-                continue
-            now = math.fsum(left[owner] / room[owner] for owner in mine)
-            if now > before * _GROWN:
-                heapq.heapreplace(heap, (now, rank, example))
-                continue
+            mine = owners[example]
+            fits = all(room[owner] for owner in mine)
+            if fits:
+                now = math.fsum(left[owner] / room[owner] for owner in mine)
+                if now > before * _GROWN:
+                    heapq.heapreplace(heap, (now, rank, example))
+                    continue
             heapq.heappop(heap)
-            kept[example] = True
+            kept[example] = fits
             for owner in mine:
-                room[owner] -= 1
+                room[owner] -= fits
                 left[owner] -= 1
         return kept
 
     def named_by_all(self, order: Indices) -> npt.NDArray[np.bool_]:
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        of_example = np.repeat(np.arange(len(order)), self.counts)
-        by_owner = np.lexsort((place[of_example], self.owners))
+        by_owner = np.lexsort((place[self.of_example], self.owners))
         rank = np.empty(len(self.owners), np.int64)
         rank[by_owner] = ranks(self.demand)
-        named = np.bincount(of_example, rank < self.group_size, minlength=len(order))
+        named = np.bincount(self.of_example, rank < self.group_size, minlength=len(order))
         kept: npt.NDArray[np.bool_] = named == self.counts
         return kept
 
@@ -194,12 +185,13 @@ class _Wanted(NamedTuple):
         """Return the part of each example in the relaxation: most in all, `group_size` an owner."""
         if not len(self.demand):
             return np.ones(len(self.counts))
-        of_example = np.repeat(np.arange(len(self.counts)), self.counts)
         shape = len(self.demand), len(self.counts)
         # Imported by name: only this rule needs it, and its types know no sparse table.
         sparse: Any = importlib.import_module("scipy.sparse")
         optimize: Any = importlib.import_module("scipy.optimize")
-        table = sparse.csr_matrix((np.ones(len(self.owners)), (self.owners, of_example)), shape)
+        table = sparse.csr_matrix(
+            (np.ones(len(self.owners)), (self.owners, self.of_example)), shape
+        )
         found = optimize.linprog(
             -np.ones(len(self.counts)),
             A_ub=table,

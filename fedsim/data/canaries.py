@@ -12,7 +12,6 @@ plants nobody else; how many could become one decides how fair it is, and is tre
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from fedsim.data.store.manifest import USERS, LossOn
 from fedsim.errors import ConfigError
 from fedsim.seeding import base, hashes, stream
 from fedsim.utils import files as paths
+from fedsim.utils.json_text import digest
 
 Ids = npt.NDArray[np.int64]
 
@@ -52,8 +52,7 @@ def with_canaries(
         return store, np.zeros(0, np.int64)
     chosen = _chosen(store, config, seed)
     identity = [_VERSION, store.manifest["sha256"], config.model_dump(), seed]
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    destination = paths.cache_dir() / "stores" / key
+    destination = paths.cache_dir() / "stores" / digest(identity)
     if not destination.exists():
         planted = _Planted(store, config, seed, set(chosen.tolist()))
         with suppress(FileExistsError):  # another process was faster, with the same content
@@ -122,7 +121,6 @@ class StoredRecords:
             whole=True,
             destination=destination,
             source=f"{manifest['source']} with {what}",
-            num_workers=0,
         )
 
 

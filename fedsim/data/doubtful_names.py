@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from fedsim.data.preparation.users import one_form
 from fedsim.data.sources.names import MISSING
 from fedsim.data.store import TokenStore
@@ -65,44 +63,27 @@ _KINDS = {
 
 
 def doubtful_names(store: TokenStore) -> list[Doubt]:
-    """Return the kinds of doubtful names among a store's users and owners, also of no text.
-
-    One pass over the names, and one more for examples if any are alike. Memory: 8 bytes a name.
-    """
+    """Return the kinds of doubtful names among a store's users and owners, also of no text."""
     header = store.manifest.get("user_column")
-    found: dict[str, list[str]] = {"missing": [], "header": [], "rounded": []}
-    hashes = np.fromiter((hash(_noted(name, found, header)) for name in _names(store)), np.int64)
-    distinct, counts = np.unique(hashes, return_counts=True)
-    alike = set(distinct[counts > 1].tolist())
-    doubts = [
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in _names(store):
+        groups[one_form(name)].append(name)
+    alike = [names for names in groups.values() if len(names) > 1]
+    doubts = []
+    if alike:
+        examples = [" = ".join(map(_shown, names[:_EXAMPLES])) for names in alike[:_EXAMPLES]]
+        doubts.append(Doubt("alike", sum(map(len, alike)), examples))
+    named = [(form, name) for form, names in groups.items() for name in names]
+    found = {
+        "missing": [name for form, name in named if form in MISSING],
+        "header": [name for _, name in named if name == header],
+        "rounded": [name for form, name in named if _ROUNDED.fullmatch(form)],
+    }
+    return doubts + [
         Doubt(kind, len(names), [_shown(name) for name in names[:_EXAMPLES]])
         for kind, names in found.items()
         if names
     ]
-    if alike:
-        doubts.insert(0, Doubt("alike", int(counts[counts > 1].sum()), _pairs(store, alike)))
-    return doubts
-
-
-def _noted(name: str, found: dict[str, list[str]], header: str | None) -> str:
-    """Add a name to the kinds that it is of; return its one form."""
-    form = one_form(name)
-    if form in MISSING:
-        found["missing"].append(name)
-    if name == header:
-        found["header"].append(name)
-    if "+" in form and _ROUNDED.fullmatch(form):
-        found["rounded"].append(name)
-    return form
-
-
-def _pairs(store: TokenStore, alike: set[int]) -> list[str]:
-    """Return some names of the first three groups that are alike."""
-    groups: dict[int, list[str]] = defaultdict(list)
-    for name in _names(store):
-        if (key := hash(one_form(name))) in alike and (key in groups or len(groups) < _EXAMPLES):
-            groups[key].append(name)
-    return [" = ".join(map(_shown, names[:_EXAMPLES])) for names in groups.values()]
 
 
 def _names(store: TokenStore) -> Iterator[str]:

@@ -18,7 +18,7 @@ from fedsim.data.sources.names import SPEAKER
 from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
-from fedsim.data.store.manifest import FORMAT_VERSION, is_store
+from fedsim.data.store.manifest import CO_OWNED_VERSION, FORMAT_VERSION, is_store
 from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import digest
@@ -201,8 +201,9 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
         encode: of `encoder`; a chat template is part of it.
     """
     encoding = ("template", "wraps", "begin", "end", "special")
+    version = CO_OWNED_VERSION if config.co_owned else FORMAT_VERSION
     parts = [
-        *(FORMAT_VERSION, _READING, source_fingerprint(config), model.tokenizer_fingerprint),
+        *(version, _READING, source_fingerprint(config), model.tokenizer_fingerprint),
         *(getattr(config, key) for key in _CONTENT),
         *(getattr(encode, name, None) for name in encoding),
     ]

@@ -7,23 +7,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.bounding import Bounded, Bounding, Order, bound
 from fedsim.data.split import Split
-from fedsim.data.store import Indices, TokenStore, ranks
-from fedsim.data.store.keys import in_order_of
+from fedsim.data.store import Indices, TokenStore, ranks, runs
+from fedsim.data.store.rows import firsts
 from fedsim.seeding import Hashes, base, hashes
 from fedsim.seeding import base as hashing_base
 
 Rule = Order | Literal["highest-perplexity", "lowest-perplexity"]
 Losses = npt.NDArray[np.float32]
-
-_TABLE = 1 << 17  # hashes that are compared together
-_LAST = np.uint64(2**64 - 1)
 
 
 class SelectedExamples(NamedTuple):
@@ -71,70 +68,21 @@ def select(
     starts = split.train_offsets[users]
     sizes = split.train_offsets[users + 1] - starts
     counts = np.minimum(sizes, group_size)
-    ends = np.cumsum(counts)
-    places = ranks(counts)  # users with at most group_size examples bring all
-    seeds = hashes(base, store.user_keys[split.users[users]])
-    last = len(split.train_examples) - 1
-    # Users with a choice, in tables of a row a user: one vectorised draw for users of like size.
-    for rows, width in _alike(sizes, group_size):
-        inside = np.arange(width) < sizes[rows, None]
-        positions = np.minimum(starts[rows, None] + np.arange(width), last)
-        examples = split.train_examples[positions]
-        keys = store.example_keys[examples]
-        if rule in ("random", "least-demand"):
-            keys = in_order_of(hashes(seeds[rows, None], keys))
-        elif rule in ("longest", "shortest"):
-            keys = _in_order(store.lengths(examples), keys, largest=rule == "longest")
+    positions = runs(starts, sizes)
+    examples = split.train_examples[positions]
+    keys: tuple[npt.NDArray[Any], ...] = (store.example_keys[examples],)
+    if rule in ("random", "least-demand"):
+        seeds = hashes(base, store.user_keys[split.users[users]])
+        keys = (hashes(np.repeat(seeds, sizes), *keys),)
+    else:
+        if rule in ("longest", "shortest"):
+            values: npt.NDArray[Any] = store.lengths(examples)
+        elif losses is None:
+            raise ValueError("losses: a choice by perplexity needs the examples' losses")
         else:
-            largest = rule == "highest-perplexity"
-            keys = _in_order(_sortable(losses, positions), keys, largest=largest)
-        keys[~inside] = _LAST  # the padding of the table is never drawn
-        chosen = np.nonzero(_smallest(keys, inside, group_size))[1]
-        into = (ends - counts)[rows, None] + np.arange(group_size)
-        places[into] = chosen.reshape(len(rows), group_size)
-    return SelectedExamples(split.train_examples[np.repeat(starts, counts) + places], counts)
-
-
-def _alike(sizes: Indices, group_size: int) -> list[tuple[Indices, int]]:
-    """Return groups of users with a choice, by the next power of two, and their largest size.
-
-    A group is a table with one row a user, at most half of it empty, and no larger than the
-    cache of a core unless one user alone is.
-    """
-    choosing = np.flatnonzero(sizes > group_size)
-    powers = np.frexp(sizes[choosing].astype(np.float64))[1]
-    groups = []
-    for power in np.unique(powers):
-        rows = choosing[powers == power]
-        for part in np.array_split(rows, -(-(len(rows) << int(power)) // _TABLE)):
-            if len(part):
-                groups.append((part, int(sizes[part].max())))
-    return groups
-
-
-def _in_order(values: Indices, keys: Hashes, *, largest: bool) -> Hashes:
-    """Return ranks in each row, 0 for what comes first: by value, then key, then place."""
-    order = np.lexsort((keys, -values if largest else values), axis=-1)
-    places = np.broadcast_to(np.arange(values.shape[1], dtype=np.uint64), values.shape)
-    ranked = np.empty(values.shape, np.uint64)
-    np.put_along_axis(ranked, order, places, axis=1)
-    return ranked
-
-
-def _sortable(losses: Losses | None, positions: Indices) -> Indices:
-    """Return whole numbers in the order of the losses: the bits of a float that is not negative."""
-    if losses is None:
-        raise ValueError("losses: a choice by perplexity needs the examples' losses")
-    return (losses[positions] + np.float32(0.0)).view(np.uint32).astype(np.int64)
-
-
-def _smallest(keys: Hashes, inside: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of each row's `count` smallest; keys inside a row are distinct."""
-    # The count-th smallest, without sorting the row.
-    limit = np.partition(keys, count - 1, axis=1)[:, count - 1, None]
-    chosen: npt.NDArray[np.bool_] = keys <= limit
-    chosen &= inside
-    return chosen
+            values = losses[positions]
+        keys = (-values if rule in ("longest", "highest-perplexity") else values, *keys)
+    return SelectedExamples(examples[firsts(sizes, counts, *keys)], counts)
 
 
 def pool(
@@ -184,11 +132,6 @@ def pool(
     )
     dropped = {"examples beyond a user's group_size": len(examples) - len(kept)}
     return Bounded(kept, dropped)
-
-
-def window_tokens(tokens: Indices, group_size: int, sequence_length: int) -> Indices:
-    """Return how many tokens users with so many training tokens bring."""
-    return np.minimum(tokens, group_size * sequence_length)
 
 
 def windows(

@@ -14,13 +14,13 @@ held-out owner co-owns is trained on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.keys import in_order_of
+from fedsim.data.store.rows import firsts
 from fedsim.errors import ConfigError
 from fedsim.seeding import Hashes, base, hashes
 
@@ -114,10 +114,13 @@ def split_store(
     is_held_out_owner = _held_out_users(keys, seed, held_out_users, canaries)
     is_held_out_user = is_held_out_owner[: store.num_users]
     counts = _held_out_counts(sizes, held_out_examples, rule, limit)
+    order: npt.NDArray[Any] = np.arange(store.num_examples)
     if rule == "random":
-        is_held_out = _held_out_examples(store, sizes, seed, counts)
-    else:
-        is_held_out = _at_the_end(store.user_offsets, sizes, counts, rule)
+        starts = hashes(base(seed, "split", _EXAMPLES), store.user_keys)
+        order = hashes(np.repeat(starts, sizes), store.example_keys)
+    elif rule == "last":
+        order = -order
+    is_held_out = firsts(sizes, counts, order)
     if from_users < 1.0:
         coins = hashes(base(seed, "split", _FROM), store.user_keys)
         is_held_out &= np.repeat(coins < np.uint64(int(from_users * 2.0**64)), sizes)
@@ -160,28 +163,6 @@ def _held_out_users(
     return chosen
 
 
-def _held_out_examples(
-    store: TokenStore, sizes: Indices, seed: int, counts: Indices
-) -> npt.NDArray[np.bool_]:
-    """Return a mask over all examples: of each user those with the smallest hashes."""
-    user_offsets = store.user_offsets
-    chosen = np.zeros(user_offsets[-1], np.bool_)
-    starts = hashes(base(seed, "split", _EXAMPLES), store.user_keys)
-    by_size = np.argsort(sizes, kind="stable")
-    distinct, firsts = np.unique(sizes[by_size], return_index=True)
-    # Users of one size make a block: far quicker than one user at a time, or one sort of all.
-    for size, users in zip(distinct.tolist(), np.split(by_size, firsts[1:]), strict=True):
-        count = int(counts[users[0]])
-        if count == 0:
-            continue
-        examples = user_offsets[users, None] + np.arange(size)
-        # Distinct, so that exactly `count` pass.
-        of_examples = in_order_of(hashes(starts[users, None], store.example_keys[examples]))
-        limit = np.partition(of_examples, count - 1, axis=1)[:, count - 1, None]
-        chosen[examples] = of_examples <= limit
-    return chosen
-
-
 def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | None) -> Indices:
     """Return the number of held-out examples of each user, a function of the user's size alone."""
     shares = fraction * sizes
@@ -190,14 +171,3 @@ def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | N
     most = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
     counts: Indices = np.minimum(rounded.astype(np.int64), most)
     return counts
-
-
-def _at_the_end(
-    user_offsets: Indices, sizes: Indices, counts: Indices, rule: Rule
-) -> npt.NDArray[np.bool_]:
-    """Return a mask over all examples: of each user the first, or the last."""
-    place = np.arange(user_offsets[-1]) - np.repeat(user_offsets[:-1], sizes)
-    if rule == "last":
-        place = np.repeat(sizes, sizes) - 1 - place
-    chosen: npt.NDArray[np.bool_] = place < np.repeat(counts, sizes)
-    return chosen

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.selection import window_tokens
 from fedsim.execution import Keys
 from fedsim.materials import Materials
 
@@ -34,7 +33,7 @@ def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
 def chunk_tokens(materials: Materials, group_size: int) -> npt.NDArray[np.int64]:
     """Return (num_users,) int64: how many tokens a window over each user's text has."""
     longest = int(materials.store.manifest["sequence_length"])
-    return window_tokens(_user_tokens(materials, None), group_size, longest)
+    return np.minimum(_user_tokens(materials, None), group_size * longest)
 
 
 def most_tokens_per_unit(materials: Materials, group_size: int | None) -> int:

@@ -75,7 +75,7 @@ def test_a_recipe_without_its_hub_says_how_to_do_without(
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     done = fedsim("run", config_of({"recipe": "cc-news"}, tmp_path), "--out", tmp_path / "run")
     assert done.complaint.startswith("Error: data.source = 'vblagoje/cc_news': ")
-    assert "give data.source that path" in done.stderr
+    assert "give data.source a folder" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

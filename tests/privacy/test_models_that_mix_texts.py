@@ -76,13 +76,6 @@ class MeansOfTheBatch(nn.Module):
         return hidden + hidden.mean(0, keepdim=True)
 
 
-class AboutTheBatch(nn.Module):
-    """All zeros for a row alone: it looks blind to its input then."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden - hidden.mean(dim=0, keepdim=True)
-
-
 class ConvolvesAllRows(nn.Module):
     """What a causal convolution over the tokens of all rows end to end does."""
 
@@ -143,7 +136,6 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         (bert, "tokens after them"),
         (lambda: bert(zeros=True), "tokens after them"),
         (lambda: with_norm(MeansOfTheBatch()), "the other texts of a pass"),
-        (lambda: with_norm(AboutTheBatch()), "the other texts of a pass"),
         (lambda: with_norm(ConvolvesAllRows()), "the other texts of a pass"),
         (lambda: with_norm(CountsCalls()), "how often they were computed before"),
         (lambda: masked(with_norm(MeansOfTheBatch()), -1e9), "the other texts of a pass"),
@@ -156,7 +148,6 @@ def opened(make: Callable[[], PreTrainedModel], length: int = 32) -> Transformer
         "bert",
         "bert with an output of zeros",
         "a norm over the batch",
-        "the distance from the batch's mean",
         "a convolution over all rows",
         "a count of calls",
         "a norm over the batch beside words that are never used",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ ROWS = st.lists(
 )
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "drop-forwards": [{"subject_column": "subject"}],
-    "drop-urls": [{"domains": ["x.org"]}],
     "drop-users": [{"containing": ["bot"]}],
     "expand-receivers": [{"columns": ["to"]}],
     "max-examples": [{"count": 2}, {"count": 2, "then": "drop-user"}],
@@ -72,10 +70,8 @@ ACROSS = [
 def per_user(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
     folder: Path = tmp_path_factory.mktemp("files")
     (folder / "aliases.json").write_text('{"modbot": "ann@x.org"}')
-    (folder / "public.jsonl").write_text(json.dumps({"text": "four"}) + "\n")
     files: dict[str, list[dict[str, Any]]] = {
         "merge-users": [{"file": str(folder / "aliases.json")}],
-        "near-duplicates-of": [{"file": str(folder / "public.jsonl"), "num_permutations": 16}],
     }
     chosen: dict[str, list[dict[str, Any]]] = {
         **{name: [{}] for name in STEPS},

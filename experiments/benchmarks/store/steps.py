@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from fedsim.utils.machine import peak_memory_bytes, proc_bytes
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Build the made-up store through the real builder; seconds, peak bytes, sizes."""
     from fedsim.data.building.build import build_store  # noqa: PLC0415
-    from fedsim.data.building.workers import default_workers  # noqa: PLC0415
     from fedsim.experiments.benchmarks.store import sample  # noqa: PLC0415
 
     sizes = sample.user_sizes(users, examples)
@@ -34,16 +32,11 @@ def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
         cutting="split",
         destination=folder / "store",
         source="made up",
-        num_workers=default_workers(),
     )
     seconds = time.perf_counter() - started
-    # What getrusage says of a process begins at what its parent had when it was started.
-    of_workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return {
         "seconds": seconds,
         "peak_bytes": peak_memory_bytes(),
-        "peak_bytes_of_a_worker_at_most": of_workers,
-        "workers": default_workers(),
         "users": store.num_users,
         "examples": store.num_examples,
         "tokens": store.num_tokens,

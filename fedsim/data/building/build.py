@@ -1,10 +1,9 @@
-"""Build a token store from (user, text) records: streaming, in parallel, in bounded memory.
+"""Build a token store from (user, text) records: streaming, in bounded memory.
 
-First (`tokenise`, `workers`, `buckets`) batches of texts become pieces of token ids, which are
+First (`tokenise`, `buckets`) batches of texts become pieces of token ids, which are
 written to buckets of users as they come. Then (`write`) the buckets become the files of the store.
 All of it happens in a hidden folder beside the destination, which is renamed at the end: a store
-is whole or missing. The result is the same, byte by byte, whatever the
-number of processes.
+is whole or missing.
 """
 
 from __future__ import annotations
@@ -15,26 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsim.data.building import tokenise
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.tokenise import (
-    NO_TOKENS,
-    UNCOUNTED,
-    BatchTokeniser,
-    Cutting,
-    Encode,
-    Record,
-)
-from fedsim.data.building.workers import tokenise_batches
+from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
 from fedsim.data.building.write import write_examples, write_owners
 from fedsim.data.sources.conversations import RefusedError
 from fedsim.data.store import TokenStore, integrity
-from fedsim.data.store.manifest import (
-    CO_OWNED_VERSION,
-    FORMAT_VERSION,
-    LossOn,
-    Manifest,
-    write_manifest,
-)
+from fedsim.data.store import manifest as layout
+from fedsim.data.store.manifest import LossOn, Manifest
 from fedsim.errors import ConfigError
 from fedsim.utils.files import naming, sync_all
 from fedsim.utils.locks import locked
@@ -62,7 +49,6 @@ def build_store(
     source: str,
     user_column: str | None = None,
     text_kind: Mapping[str, str] | None = None,
-    num_workers: int | None = None,
     progress: ReportLine | None = None,
 ) -> TokenStore:
     """Write a store of these records, users in order of first appearance, texts in order.
@@ -71,8 +57,7 @@ def build_store(
         records: (user, text), or (user, text, owners); a record with a null or an empty text is
             dropped, counted. What the iterable itself dropped, it may count in a mapping `dropped`,
             reason to number.
-        encode: texts to their token ids, -1 - id for context tokens; used in other processes if it
-            can be pickled.
+        encode: texts to their token ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
         tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
         sequence_length: most ids an example may have, at least 2.
@@ -87,8 +72,6 @@ def build_store(
         source: the source in words, for the manifest.
         user_column: of the source, for the manifest; None where it has none.
         text_kind: what its texts are, for the manifest; see `Manifest`.
-        num_workers: processes that tokenise, 0 for this one; None for one a CPU, at most 8, once
-            there are more than 20 batches.
         progress: called after each batch with a line on how far the build is.
 
     Raises:
@@ -102,7 +85,7 @@ def build_store(
     report = progress or (lambda line: None)
     with _hidden_folder(destination) as (scratch, folder):
         buckets = Buckets(scratch, tokeniser)
-        _read_all(records, buckets, tokeniser, num_workers, report)
+        _read_all(records, buckets, tokeniser, report)
         users, dropped = len(buckets.users), dict(sorted(buckets.dropped.items()))
         if not users:
             raise _no_record(source, dropped)
@@ -112,7 +95,7 @@ def build_store(
         owners = write_owners(buckets, folder) if co_owned else None
         report("computing checksums")
         manifest = Manifest(
-            version=CO_OWNED_VERSION if co_owned else FORMAT_VERSION,
+            version=layout.CO_OWNED_VERSION if co_owned else layout.FORMAT_VERSION,
             users=users,
             examples=num_examples,
             tokens=num_tokens,
@@ -132,8 +115,7 @@ def build_store(
             manifest["user_column"] = user_column
         if text_kind is not None:
             manifest["text_kind"] = dict(text_kind)
-        write_manifest(folder, manifest)
-    integrity.note_whole(destination)
+        layout.write_manifest(folder, manifest)
     return TokenStore.open(destination)
 
 
@@ -182,16 +164,12 @@ def terminal_progress() -> Iterator[ReportLine]:
 
 
 def _read_all(
-    records: Iterable[Record],
-    buckets: Buckets,
-    tokeniser: BatchTokeniser,
-    num_workers: int | None,
-    report: ReportLine,
+    records: Iterable[Record], buckets: Buckets, tokeniser: BatchTokeniser, report: ReportLine
 ) -> None:
     started = time.monotonic()
     try:
-        for batch in tokenise_batches(_batches(records), tokeniser, num_workers):
-            buckets.add(batch)
+        for batch in _batches(records):
+            buckets.add(tokeniser(batch))
             rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
             report(
                 f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
@@ -210,8 +188,12 @@ def _read_all(
 
 def _no_record(source: str, dropped: Mapping[str, int]) -> ConfigError:
     reasons = ", ".join(f"{count} {why}" for why, count in dropped.items() if count)
-    hint = "; data.loss_on says which messages count, by their role" if UNCOUNTED in dropped else ""
-    if NO_TOKENS in dropped:
+    hint = (
+        "; data.loss_on says which messages count, by their role"
+        if tokenise.UNCOUNTED in dropped
+        else ""
+    )
+    if tokenise.NO_TOKENS in dropped:
         hint += "; the tokenizer knows none of their characters: take a model of their language"
     return ConfigError(
         f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"

@@ -66,7 +66,7 @@ class TokenisedBatch:
 
 @dataclass(frozen=True)
 class BatchTokeniser:
-    """Encode and cut records into pieces. Sent to worker processes, so it holds settings alone.
+    """Encode and cut records into pieces.
 
     Attributes:
         encode: texts to their ids, -1 - id for context tokens.

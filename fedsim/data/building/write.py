@@ -113,7 +113,6 @@ def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
     places = users | {name: len(users) + place for place, name in enumerate(others)}
     index = np.array([places[name] for name in buckets.owners], np.int64)
     _write_by_example(buckets, folder, index)
-    _write_by_owner(folder, len(keys))
     _write_example_keys(folder, keys)
     return OwnerCounts(owners=len(keys), pairs=pairs)
 
@@ -138,16 +137,6 @@ def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
     owners[first_place] = user
     owners[runs(first_place + 1, count)] = other
     return whole, owners
-
-
-def _write_by_owner(folder: Path, num_owners: int) -> None:
-    """Write the same pairs by owner, an owner's examples ascending."""
-    offsets = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)
-    owners = np.load(folder / layout.EXAMPLE_OWNERS)
-    counts = np.bincount(owners, minlength=num_owners)
-    np.save(folder / layout.OWNER_EXAMPLE_OFFSETS, offsets_of(counts))
-    example = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    np.save(folder / layout.OWNER_EXAMPLES, example[np.argsort(owners, kind="stable")])
 
 
 def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:

@@ -11,32 +11,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
-from fedsim.data.preparation.emails import (
-    DropForwards,
-    ExpandReceivers,
-    MailboxOwner,
-    Receivers,
-    StripQuotes,
-)
+from fedsim.data.preparation import emails, texts, times, users
 from fedsim.data.preparation.step import ACROSS_USERS, Step
-from fedsim.data.preparation.texts import (
-    ExactDuplicates,
-    NearDuplicates,
-    NearDuplicatesOf,
-    RepeatedNgrams,
-    TextLength,
-)
-from fedsim.data.preparation.times import SortByTime, TimeWindow
-from fedsim.data.preparation.urls import DropUrls
-from fedsim.data.preparation.users import (
-    DropUsers,
-    MaxExamples,
-    MergeUsers,
-    MinExamples,
-    Participants,
-    UserName,
-    UserWords,
-)
 from fedsim.data.sources.records import (
     EMPTY_TEXT,
     NULL_OWNERS,
@@ -49,26 +25,24 @@ from fedsim.errors import ConfigError
 from fedsim.utils.files import stamp
 
 AnyStep = Annotated[
-    DropForwards
-    | DropUrls
-    | DropUsers
-    | ExactDuplicates
-    | ExpandReceivers
-    | MailboxOwner
-    | MaxExamples
-    | MergeUsers
-    | MinExamples
-    | NearDuplicates
-    | NearDuplicatesOf
-    | Participants
-    | Receivers
-    | RepeatedNgrams
-    | SortByTime
-    | StripQuotes
-    | TextLength
-    | TimeWindow
-    | UserName
-    | UserWords,
+    emails.DropForwards
+    | emails.ExpandReceivers
+    | emails.MailboxOwner
+    | emails.Receivers
+    | emails.StripQuotes
+    | texts.ExactDuplicates
+    | texts.NearDuplicates
+    | texts.RepeatedNgrams
+    | texts.TextLength
+    | times.SortByTime
+    | times.TimeWindow
+    | users.DropUsers
+    | users.MaxExamples
+    | users.MergeUsers
+    | users.MinExamples
+    | users.Participants
+    | users.UserName
+    | users.UserWords,
     Field(discriminator="step"),
 ]
 
@@ -198,23 +172,25 @@ def assumptions(
 def check_owners(steps: Sequence[Step]) -> None:
     """Raise `ValueError` where the order of steps would lose owners, or give one two names."""
     for place, step in enumerate(steps):
-        if isinstance(step, UserWords):
+        if isinstance(step, users.UserWords):
             raise ValueError("user-words: cuts a text by a user's other texts; leave it out")
-        if isinstance(step, UserName) and step.transform == "first-author":
+        if isinstance(step, users.UserName) and step.transform == "first-author":
             raise ValueError(
                 "user-name, first-author: leaves out other authors, who own the text too; give "
                 "data.owners_column a list of all"
             )
         for earlier in steps[:place]:
-            by_address = isinstance(earlier, UserName) and earlier.transform == "email-address"
-            renames = isinstance(earlier, (MergeUsers, UserName))
-            loses = isinstance(earlier, ExpandReceivers) or (renames and not by_address)
-            if isinstance(step, Receivers) and loses:
+            by_address = (
+                isinstance(earlier, users.UserName) and earlier.transform == "email-address"
+            )
+            renames = isinstance(earlier, (users.MergeUsers, users.UserName))
+            loses = isinstance(earlier, emails.ExpandReceivers) or (renames and not by_address)
+            if isinstance(step, emails.Receivers) and loses:
                 raise ValueError(
                     f"{earlier.step} before receivers: loses receivers, or renames users and not "
                     "the receivers, who are the same people; put receivers first"
                 )
-            if isinstance(step, Participants) and not renames:
+            if isinstance(step, users.Participants) and not renames:
                 raise ValueError(
                     f"{earlier.step} before participants: whoever's texts it drops would own "
                     "nothing of the thread; put participants first"

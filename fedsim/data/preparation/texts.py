@@ -6,7 +6,7 @@ import importlib
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.preparation.step import Step
 from fedsim.data.sources.records import Record
-from fedsim.data.sources.rows import texts
-from fedsim.errors import ConfigError, about
+from fedsim.errors import about
 
 
 class TextLength(Step):
@@ -95,30 +94,12 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # JSON can hold half a pair
 
 
-Signature = npt.NDArray[np.uint32]
-Whose = str | None
-
-
-class _MinHashStep(Step):
-    """Settings of the near-duplicate steps.
+class NearDuplicates(Step):
+    """Drop a text that is close to an earlier one, of the same user or of any user.
 
     Two texts are near-duplicates if the estimated Jaccard similarity of their sets of shingles is
     at least `threshold`; a shingle is `shingle_words` words in a row, in lower case, and a shorter
     text is one shingle. The estimate's standard deviation is at most 1 / (2 √num_permutations).
-    """
-
-    step: str
-    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    shingle_words: Annotated[int, Field(ge=1)] = 5
-    num_permutations: Annotated[int, Field(ge=16)] = 128
-
-    def rests_on(self) -> tuple[str, ...]:
-        """Return the package that tells what is close."""
-        return ("datasketch",)
-
-
-class NearDuplicates(_MinHashStep):
-    """Drop a text that is close to an earlier one, of the same user or of any user.
 
     In memory: about 6 kB a text kept, in any order of arrival. `within = "data"` looks across
     users: whether a record of one is kept then depends on what another has written.
@@ -128,85 +109,47 @@ class NearDuplicates(_MinHashStep):
 
     step: Literal["near-duplicates"] = "near-duplicates"
     within: Literal["user", "data"] = "user"
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    shingle_words: Annotated[int, Field(ge=1)] = 5
+    num_permutations: Annotated[int, Field(ge=16)] = 128
 
     @property
     def per_user(self) -> bool:
         """Whether only the user's own texts are compared."""
         return self.within == "user"
 
+    def rests_on(self) -> tuple[str, ...]:
+        """Return the package that tells what is close."""
+        return ("datasketch",)
+
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the first of each group of near-duplicates."""
-        index = _Index(self)
+        sketch = importlib.import_module("datasketch")  # takes most of a second
+        count = self.num_permutations
+        # Candidates are checked below, so missing one is what must be rare, not a false one.
+        with about(f"data.preparation: {self.step}: num_permutations = {count}: give more: "):
+            buckets = sketch.MinHashLSH(self.threshold, count, weights=(0.1, 0.9))
+        empty = sketch.MinHash(num_perm=count)
+        kept: list[tuple[str | None, npt.NDArray[np.uint32]]] = []
         for record in records:
             whose = record.user if self.per_user else None
-            signature = index.signature(record.said)
-            if index.has(signature, whose):
+            signature = empty.copy()
+            signature.update_batch(self._shingles(record.said))
+            values = signature.hashvalues.astype(np.uint32)
+            candidates = (kept[number] for number in buckets.query(signature))
+            if any(
+                other == whose and float(np.mean(earlier == values)) >= self.threshold
+                for other, earlier in candidates
+            ):
                 dropped[self.reason("close to an earlier text")] += 1
             else:
-                index.add(signature, whose)
+                buckets.insert(len(kept), signature, check_duplication=False)
+                kept.append((whose, values))
                 yield record
 
-
-class NearDuplicatesOf(_MinHashStep):
-    """Drop a text that is close to one of a public file: JSON lines, JSON, CSV, Parquet or Arrow.
-
-    The file is public: what it drops of one user depends on no other. In memory: about 6 kB a
-    text of the file; the records stream.
-    """
-
-    step: Literal["near-duplicates-of"] = "near-duplicates-of"
-    file: str
-    text_column: str = "text"
-
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records that are close to no text of the file."""
-        index = _Index(self)
-        for text in self._public():
-            index.add(index.signature(text), None)
-        for record in records:
-            if index.has(index.signature(record.said), None):
-                dropped[self.reason(f"close to a text of {self.file}")] += 1
-            else:
-                yield record
-
-    def _public(self) -> Iterator[str]:
-        with about("data.preparation: near-duplicates-of: ", (ConfigError,)):
-            yield from texts(self.file, self.text_column)
-
-
-class _Index:
-    """Signatures that can be asked for their neighbours, by locality-sensitive hashing."""
-
-    def __init__(self, step: _MinHashStep) -> None:
-        sketch = importlib.import_module("datasketch")  # takes most of a second
-        self._words = step.shingle_words
-        self._threshold = step.threshold
-        self._empty = sketch.MinHash(num_perm=step.num_permutations)
-        count = step.num_permutations
-        # Candidates are checked below, so missing one is what must be rare, not a false one.
-        with about(f"data.preparation: {step.step}: num_permutations = {count}: give more: "):
-            self._buckets = sketch.MinHashLSH(step.threshold, count, weights=(0.1, 0.9))
-        self._signatures: list[Signature] = []
-        self._whose: list[Whose] = []
-
-    def signature(self, text: str) -> Any:  # noqa: ANN401  (of an untyped library)
+    def _shingles(self, text: str) -> list[bytes]:
         words = text.lower().split()
-        count = max(1, len(words) - self._words + 1)
-        shingles = {" ".join(words[start : start + self._words]) for start in range(count)}
-        signature = self._empty.copy()
-        signature.update_batch([shingle.encode("utf-8", "surrogatepass") for shingle in shingles])
-        return signature
-
-    def add(self, signature: Any, whose: Whose) -> None:  # noqa: ANN401
-        self._buckets.insert(len(self._signatures), signature, check_duplication=False)
-        self._signatures.append(signature.hashvalues.astype(np.uint32))
-        self._whose.append(whose)
-
-    def has(self, signature: Any, whose: Whose) -> bool:  # noqa: ANN401
-        """Return whether a signature of `whose` is close enough; buckets give candidates only."""
-        mine = signature.hashvalues
-        return any(
-            self._whose[number] == whose
-            and float(np.mean(self._signatures[number] == mine)) >= self._threshold
-            for number in self._buckets.query(signature)
-        )
+        count = max(1, len(words) - self.shingle_words + 1)
+        starts = range(count)
+        shingles = {" ".join(words[start : start + self.shingle_words]) for start in starts}
+        return [_bytes(shingle) for shingle in shingles]

@@ -9,8 +9,6 @@ from typing import Any
 from fedsim.errors import ConfigError, kind_of
 from fedsim.utils.json_text import parse_json
 
-# Of other forms of conversations. A message may have any key, so no other is shown in an error.
-_OTHER_KEYS = ("from", "value", "author", "text", "message")
 _WANTED = "lists of messages, each with a role and a content that are strings"
 
 
@@ -112,10 +110,7 @@ def _message(message: Any, number: int, field: str) -> dict[str, Any]:  # noqa: 
         if not isinstance(message.get(key), str):
             if key == "content" and calls and message.get(key) is None:
                 continue
-            known = " and ".join(other for other in _OTHER_KEYS if other in message)
-            has = f"; it has the keys {known}" if known else ""
-            what = f"message {number} has no {key} that is a string{has}"
-            raise RowError(field, what, _WANTED)
+            raise RowError(field, f"message {number} has no {key} that is a string", _WANTED)
     content = message.get("content")
     kept = {"role": message["role"], "content": content and whole_text(content)}
     if calls:

@@ -30,8 +30,7 @@ def json_records(path: Path, needed: Collection[str]) -> Iterator[dict[str, Any]
         first, second = next(lines, None), next(lines, None)
         if first and second and _is_object(first[1]):
             for number, line in chain((first, second), lines):
-                place = f"{path.name}: line {number}"
-                yield _row(_parsed(line, place, path, lines), place)
+                yield _row(_parsed(line, number, path), f"{path.name}: line {number}")
             return
     yield from _whole(path, needed)
 
@@ -43,16 +42,14 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _parsed(line: str, place: str, path: Path, following: Iterator[object]) -> object:
+def _parsed(line: str, number: int, path: Path) -> object:
     try:
         return parse_json(line)
     except ValueError as error:
-        what = getattr(error, "msg", error)
-        if "\0" in line:
-            what = f"it holds NUL bytes, as after a crash; tr -d '\\000' < {_to_lines(path)}"
-        elif next(following, None) is None:
-            what = f"{what}; if the last line was cut short: sed '$d' {_to_lines(path)}"
-        raise ValueError(f"{place} is no JSON: {what}") from error
+        raise ValueError(
+            f"{path.name}: line {number} is no JSON: {getattr(error, 'msg', error)}; to leave out "
+            f"lines that a crash cut short or filled with NUL: jq -cR 'fromjson?' {_to_lines(path)}"
+        ) from error
 
 
 def _to_lines(path: Path) -> str:

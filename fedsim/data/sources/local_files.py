@@ -52,19 +52,19 @@ LOADERS = {
 """File name endings to what reads them: `datasets`, but for JSON and CSV."""
 
 
-def _zstandard(path: Path) -> IO[bytes]:
+def _zstandard(path: Path, _mode: str) -> IO[bytes]:
     pyarrow = importlib.import_module("pyarrow")  # slow, and needed for this alone
     stream: IO[bytes] = pyarrow.CompressedInputStream(str(path), "zstd")
     return stream
 
 
-_COMPRESSED: dict[str, Callable[[Path], Any]] = {
+_COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
     ".zst": _zstandard,
 }
-"""File name endings behind those of JSON and CSV, to what opens such a file for reading bytes."""
+"""File name endings behind those of JSON and CSV, to what opens such a file."""
 
 _RESULTS = ("run.json", "comparison.json")  # in folders that `run` and `compare` made
 _KINDS = f"{', '.join(LOADERS)}; of JSON and CSV also with {', '.join(_COMPRESSED)}"
@@ -159,20 +159,11 @@ def open_text(path: Path, newline: str | None = None) -> IO[str]:
         path: of the file.
         newline: as of `open`.
     """
-    with open_bytes(path) as file:
+    opener: Callable[[Path, str], Any] = _COMPRESSED.get(path.suffix.lower(), open)
+    with opener(path, "rb") as file:
         marked = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     encoding = "utf-16" if marked else "utf-8-sig"
-    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline=newline)
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file, compressed or not, for reading the bytes that it holds."""
-    stream: IO[bytes] = _COMPRESSED.get(path.suffix.lower(), _plain)(path)
-    return stream
-
-
-def _plain(path: Path) -> IO[bytes]:
-    return path.open("rb")
+    return io.TextIOWrapper(opener(path, "rb"), encoding=encoding, newline=newline)
 
 
 def unusable(source: str, reason: str) -> ConfigError:

@@ -20,11 +20,6 @@ SPEAKER = "speaker"
 _PRINTED = re.compile(r"[\w.]*[\[{(].*[\]})]|['\"].*['\"]", re.DOTALL)
 """A list as a program prints it, or a name in quotes."""
 
-_FIELD_OF_OBJECT = (
-    "jq -c '.COLUMN |= .id' FILE > OTHER.jsonl takes the field id of each, for example"
-)
-
-
 MISSING = {
     *("", "nan", "none", "null", "nil", "n/a", "#n/a", "<na>", "nat", "-", "--", "?"),
     *("undefined", "unknown", "[deleted]", "[removed]"),
@@ -95,8 +90,7 @@ def user_name(value: object, field: str) -> str | None:
         value = int(value) if value == int(value) else float(value)
     if not isinstance(value, (str, int, float)) or isinstance(value, bool):
         kind = type(value).__name__
-        hint = f"; {_FIELD_OF_OBJECT}" if isinstance(value, dict) else ""
-        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or numbers{hint}")
+        raise ConfigError(f"{field}: holds {kind} values; wanted: strings or numbers")
     return bare(str(value)) or None
 
 

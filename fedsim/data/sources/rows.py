@@ -16,14 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedsim.data.sources.conversations import RowError, answer_text, messages_text, whole_text
 from fedsim.data.sources.json_files import json_records
-from fedsim.data.sources.local_files import (
-    ON_DISK,
-    load_saved,
-    local_files,
-    open_bytes,
-    open_text,
-    unusable,
-)
+from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, open_text, unusable
 from fedsim.data.sources.names import SPEAKER, owner_names, user_name
 from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.sources.shakespeare import BUILT_IN
@@ -32,10 +25,7 @@ from fedsim.utils.files import check_no_pointers
 
 Batch = Mapping[str, list[Any]]
 
-_NO_HUB = (
-    "to do without the hub, save the dataset where there is a network "
-    "(datasets.load_dataset(…).save_to_disk(FOLDER), or its files) and give data.source that path"
-)
+_NO_HUB = "to do without the hub, give data.source a folder of the files, or one of save_to_disk"
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _NUMBER = re.compile(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _BATCH = 1000
@@ -68,18 +58,13 @@ class SourceSpec(NamedTuple):
     @property
     def columns(self) -> dict[str, str]:
         """Column to its key in the config, of all columns."""
-        columns = {self.user_column: "user_column", self.text_column: f"{self.kind}_column"}
-        others = {
+        columns = {
+            self.user_column: "user_column",
+            self.text_column: f"{self.kind}_column",
             self.completion_column: "completion_column",
             self.owners_column: "owners_column",
         }
-        return columns | {column: key for column, key in others.items() if column is not None}
-
-
-def texts(source: str, column: str) -> Iterator[str]:
-    """Yield the texts of a source that has no users, without nulls; errors as of `rows`."""
-    spec = SourceSpec(source, user_column=column, text_column=column)
-    yield from (row.text for row in rows(spec, {}) if row.text is not None)
+        return {column: key for column, key in columns.items() if column is not None}
 
 
 def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
@@ -149,10 +134,8 @@ def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
     kind, files = local or ("hub", [])
     try:
         check_no_pointers(files)
-        if kind == "csv":
-            yield from _csv_batches(needed, files)
-        elif kind == "json":
-            yield from _json_batches(needed, files)
+        if kind in ("csv", "json"):
+            yield from _text_batches(kind, needed, files)
         else:
             yield from _dataset_batches(source, needed, local)
     except ConfigError:
@@ -161,46 +144,39 @@ def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if local is None:
             reason = f"{reason}; {_NO_HUB}"
-        elif isinstance(error, UnicodeDecodeError):
-            reason = f"{_undecodable(files)}; convert it to UTF-8, with iconv for example"
         elif kind in ("parquet", "arrow"):  # pyarrow quotes the value that it cannot take
             reason = _QUOTED.sub("…", reason)
         raise unusable(source, reason) from error
 
 
-def _undecodable(files: list[Path]) -> str:
-    """Return the place of the first bytes that are not UTF-8."""
+def _text_batches(kind: str, needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
     for path in files:
-        with open_bytes(path) as file:
-            content = file.read()
         try:
-            content.decode("utf-8")
+            yield from (_csv_batches if kind == "csv" else _json_batches)(needed, path)
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            byte = f"0x{content[error.start]:02x}"
-            return f"{path.name}: line {line} holds the byte {byte}, which is not UTF-8"
-    return "not UTF-8"
+            raise ValueError(
+                f"{path.name} is not UTF-8; convert it to UTF-8, with iconv for example"
+            ) from error
 
 
-def _csv_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _csv_batches(needed: Mapping[str, str], path: Path) -> Iterator[Batch]:
     """Read CSV, every cell as a string.
 
     Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
     """
-    for path in files:
-        lines = _csv_rows(path, _delimiter(path, needed))
-        columns = next(lines, None)
-        if columns is None:
-            continue
-        _check_columns(needed, columns, "; the first line names them, with commas between")
-        if twice := next((name for name in needed if columns.count(name) > 1), None):
-            raise ConfigError(
-                f"data.{needed[twice]} = {twice!r}: {path.name} has {columns.count(twice)} columns "
-                "of this name; rename all but one"
-            )
-        places = {name: columns.index(name) for name in needed}
-        while rows := list(islice(lines, _BATCH)):
-            yield {name: [row[place] or None for row in rows] for name, place in places.items()}
+    lines = _csv_rows(path, _delimiter(path, needed))
+    columns = next(lines, None)
+    if columns is None:
+        return
+    _check_columns(needed, columns, "; the first line names them, with commas between")
+    if twice := next((name for name in needed if columns.count(name) > 1), None):
+        raise ConfigError(
+            f"data.{needed[twice]} = {twice!r}: {path.name} has {columns.count(twice)} columns of "
+            "this name; rename all but one"
+        )
+    places = {name: columns.index(name) for name in needed}
+    while rows := list(islice(lines, _BATCH)):
+        yield {name: [row[place] or None for row in rows] for name, place in places.items()}
 
 
 def _delimiter(path: Path, needed: Mapping[str, str]) -> str:
@@ -243,23 +219,22 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
             ) from error
 
 
-def _json_batches(needed: Mapping[str, str], files: list[Path]) -> Iterator[Batch]:
+def _json_batches(needed: Mapping[str, str], path: Path) -> Iterator[Batch]:
     """Read JSON, each value as it is written.
 
     `datasets` infers one type for a column of many rows: one user's row could turn the names of
     others into dates, or large integers among them into rounded floats.
     """
-    for path in files:
-        columns: dict[str, None] = {}  # rows before the first that names a column are nulls
-        for record in json_records(path, needed):
-            columns.update(dict.fromkeys(record))
-            if needed.keys() <= columns.keys():
-                break
-        if columns:
-            _check_columns(needed, list(columns), f"; file: {path.name}" if files[1:] else "")
-        records = json_records(path, needed)
-        while batch := list(islice(records, _BATCH)):
-            yield {name: [record.get(name) for record in batch] for name in needed}
+    columns: dict[str, None] = {}  # rows before the first that names a column are nulls
+    for record in json_records(path, needed):
+        columns.update(dict.fromkeys(record))
+        if needed.keys() <= columns.keys():
+            break
+    if columns:
+        _check_columns(needed, list(columns), f"; file: {path.name}")
+    records = json_records(path, needed)
+    while batch := list(islice(records, _BATCH)):
+        yield {name: [record.get(name) for record in batch] for name in needed}
 
 
 def _dataset_batches(

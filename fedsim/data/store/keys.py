@@ -15,26 +15,6 @@ import numpy.typing as npt
 from fedsim.data.store.rows import bounds_of
 from fedsim.seeding import Hashes, hashes
 
-_PLACE_BITS = 20
-
-
-def in_order_of(values: Hashes) -> Hashes:
-    """Return distinct numbers within each row, in the order of the hashes in the row.
-
-    The lowest 20 bits are the place, more of them only in a row of over a million. So two examples
-    with the same text, which have the same hash, are distinct; which of the two comes first changes
-    nothing. Of other examples the 44 bits above are the same with a probability of 2⁻⁴⁴ a
-    pair.
-
-    Args:
-        values: (..., places) uint64.
-    """
-    places = values.shape[-1]
-    bits = max(_PLACE_BITS, max(places - 1, 0).bit_length())
-    mask = np.uint64((1 << bits) - 1)
-    return (values & ~mask) | np.arange(places, dtype=np.uint64)
-
-
 AT_ONCE = 1 << 20  # tokens whose hashes are in memory at one time, unless one example has more
 _START = 0x66656473696D2F33  # the start of hashes of tokens
 

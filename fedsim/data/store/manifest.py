@@ -12,7 +12,7 @@ from fedsim.errors import ConfigError
 from fedsim.utils.json_text import digest, read_json
 
 FORMAT_VERSION = 4
-CO_OWNED_VERSION = 5  # of stores whose source names owners: an older fedsim must not open them
+CO_OWNED_VERSION = 6  # of stores whose source names owners: an older fedsim must not open them
 
 LossOn = Literal["all", "assistant", "completion"]
 MANIFEST = "manifest.json"
@@ -25,18 +25,9 @@ EXAMPLE_KEYS = "example_keys.npy"
 FILES = (TOKENS, EXAMPLE_OFFSETS, USER_OFFSETS, USERS, USER_KEYS, EXAMPLE_KEYS)
 EXAMPLE_OWNER_OFFSETS = "example_owner_offsets.npy"
 EXAMPLE_OWNERS = "example_owners.npy"
-OWNER_EXAMPLE_OFFSETS = "owner_example_offsets.npy"
-OWNER_EXAMPLES = "owner_examples.npy"
 OWNER_KEYS = "owner_keys.npy"
 OWNERS = "owners.jsonl"
-GRAPH_FILES = (
-    EXAMPLE_OWNER_OFFSETS,
-    EXAMPLE_OWNERS,
-    OWNER_EXAMPLE_OFFSETS,
-    OWNER_EXAMPLES,
-    OWNER_KEYS,
-    OWNERS,
-)
+GRAPH_FILES = (EXAMPLE_OWNER_OFFSETS, EXAMPLE_OWNERS, OWNER_KEYS, OWNERS)
 
 
 class OwnerCounts(TypedDict):

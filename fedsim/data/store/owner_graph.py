@@ -3,8 +3,6 @@
     example_owner_offsets.npy  int64, examples + 1
     example_owners.npy         int64: example e has owners[offsets[e] : offsets[e + 1]], its user
                                first, the others ascending
-    owner_example_offsets.npy  int64, owners + 1
-    owner_examples.npy         int64: the same pairs by owner, examples ascending
     owner_keys.npy             uint64, owners: a digest of each name
     owners.jsonl               the names of owners who wrote nothing, one JSON string a line
 
@@ -19,13 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store.manifest import (
-    EXAMPLE_OWNER_OFFSETS,
-    EXAMPLE_OWNERS,
-    OWNER_EXAMPLE_OFFSETS,
-    OWNER_EXAMPLES,
-    OWNER_KEYS,
-)
+from fedsim.data.store.manifest import EXAMPLE_OWNER_OFFSETS, EXAMPLE_OWNERS, OWNER_KEYS
 from fedsim.data.store.rows import open_row, runs
 from fedsim.seeding import Hashes
 
@@ -33,22 +25,18 @@ Indices = npt.NDArray[np.int64]
 
 
 class OwnerGraph(NamedTuple):
-    """The pairs of examples and owners, in both directions.
+    """The pairs of examples and owners.
 
     Attributes:
         num_users: owners below it are the store's users.
         offsets: (examples + 1,) int64.
         owners: (pairs,) int64, see the module.
-        owner_offsets: (owners + 1,) int64; an owner of nothing has no place.
-        examples: (pairs,) int64.
         keys: (owners,) uint64, a digest of each owner's name.
     """
 
     num_users: int
     offsets: Indices
     owners: Indices
-    owner_offsets: Indices
-    examples: Indices
     keys: Hashes
 
     @classmethod
@@ -59,12 +47,9 @@ class OwnerGraph(NamedTuple):
             ValueError: a file is no row of its type.
             OSError: a file is missing.
         """
-        by_example = (EXAMPLE_OWNER_OFFSETS, EXAMPLE_OWNERS)
-        offsets, owners = (open_row(folder / name, np.int64) for name in by_example)
-        by_owner = (OWNER_EXAMPLE_OFFSETS, OWNER_EXAMPLES)
-        owner_offsets, examples = (open_row(folder / name, np.int64) for name in by_owner)
-        keys = open_row(folder / OWNER_KEYS, np.uint64)
-        return cls(num_users, offsets, owners, owner_offsets, examples, keys)
+        offsets = open_row(folder / EXAMPLE_OWNER_OFFSETS, np.int64)
+        owners = open_row(folder / EXAMPLE_OWNERS, np.int64)
+        return cls(num_users, offsets, owners, open_row(folder / OWNER_KEYS, np.uint64))
 
     @property
     def num_owners(self) -> int:
@@ -79,7 +64,7 @@ class OwnerGraph(NamedTuple):
 
     def examples_of(self, owner: int) -> Indices:
         """Return the examples that one owner has, ascending."""
-        return self.examples[self.owner_offsets[owner] : self.owner_offsets[owner + 1]]
+        return np.searchsorted(self.offsets, np.flatnonzero(self.owners == owner), "right") - 1
 
     def degrees(self, examples: Indices) -> Indices:
         """Return how many of these examples each owner has: (owners,) int64."""

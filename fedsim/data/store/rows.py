@@ -40,6 +40,22 @@ def runs(starts: Indices, lengths: Indices) -> Indices:
     return np.repeat(starts, lengths) + ranks(lengths)
 
 
+def firsts(sizes: Indices, counts: Indices, *keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the first items of each row, rows end to end.
+
+    Args:
+        sizes: (rows,) the number of items of each row.
+        counts: (rows,) how many of each to choose.
+        keys: (items,) what the order in a row goes by: equals in the first by the next, and
+            equals in all by place.
+    """
+    row = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((*reversed(keys), row))
+    chosen = np.zeros(len(row), np.bool_)
+    chosen[order[ranks(sizes) < np.repeat(counts, sizes)]] = True
+    return chosen
+
+
 def offsets_of(counts: npt.NDArray[Any]) -> Indices:
     """Return where each of so many begins and, last, where all end: int64."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

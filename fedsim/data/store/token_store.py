@@ -12,9 +12,7 @@
     and the files of `owner_graph.py`, where an example has several owners
 
 Everything large is memory-mapped: opening takes milliseconds, and worker processes on one machine
-share the pages. A store that changed since it was last found whole is read through when it is
-opened (`integrity.py`), so nothing is ever trained on a damaged one. The store holds the private
-text: keep the folder where the source may be kept.
+share the pages. The store holds the private text: keep the folder where the source may be kept.
 """
 
 from __future__ import annotations
@@ -26,20 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.store import integrity
+from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import AT_ONCE
-from fedsim.data.store.manifest import (
-    EXAMPLE_KEYS,
-    EXAMPLE_OFFSETS,
-    TOKENS,
-    USER_KEYS,
-    USER_OFFSETS,
-    Manifest,
-    damaged,
-    disk_dtype,
-    read_manifest,
-)
+from fedsim.data.store.manifest import Manifest, damaged, read_manifest
 from fedsim.data.store.owner_graph import OwnerGraph
-from fedsim.data.store.rows import Indices, open_row
+from fedsim.data.store.rows import Indices, open_row, runs
 from fedsim.seeding import Hashes
 
 
@@ -60,14 +49,16 @@ class TokenStore:
         self.path = path
         self.manifest = manifest
         # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
-        self._tokens = np.asarray(np.memmap(path / TOKENS, disk_dtype(manifest["dtype"]), mode="r"))
+        self._tokens = np.asarray(
+            np.memmap(path / layout.TOKENS, layout.disk_dtype(manifest["dtype"]), mode="r")
+        )
         self.num_tokens = len(self._tokens)  # begin and end tokens counted
-        self._example_offsets = open_row(path / EXAMPLE_OFFSETS, np.int64)
+        self._example_offsets = open_row(path / layout.EXAMPLE_OFFSETS, np.int64)
         self.num_examples = len(self._example_offsets) - 1
-        self.user_offsets = open_row(path / USER_OFFSETS, np.int64)
+        self.user_offsets = open_row(path / layout.USER_OFFSETS, np.int64)
         self.num_users = len(self.user_offsets) - 1
-        self.user_keys: Hashes = open_row(path / USER_KEYS, np.uint64)
-        self.example_keys: Hashes = open_row(path / EXAMPLE_KEYS, np.uint64)
+        self.user_keys: Hashes = open_row(path / layout.USER_KEYS, np.uint64)
+        self.example_keys: Hashes = open_row(path / layout.EXAMPLE_KEYS, np.uint64)
         self.graph: OwnerGraph | None = None
         if manifest.get("owners", {"pairs": 0})["pairs"]:
             self.graph = OwnerGraph.open(path, manifest["users"])
@@ -81,14 +72,14 @@ class TokenStore:
         """
         folder = Path(path).expanduser().resolve()
         manifest = read_manifest(folder)
-        integrity.check(folder, manifest)
+        integrity.check_sizes(folder, manifest)
         try:
             return cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
             raise damaged(folder, str(error)) from error
 
     def verify(self) -> None:
-        """Read and check every byte again, also of files that are noted as whole.
+        """Read and check every byte.
 
         Raises:
             ConfigError: a file has lost or changed bytes; the message names it.
@@ -133,20 +124,7 @@ class TokenStore:
         if len(indices) == 0:
             return np.zeros((0, 0), np.int64), np.zeros(0, np.int64)
         lengths = self.lengths(indices)
-        starts, longest = self._example_offsets[indices], int(lengths.max())
-        # Rows of equal length are copied whole, with what follows a shorter example: far quicker
-        # than an index for each token. What follows is blanked while it is narrow.
-        rows = self._rows(longest)[np.minimum(starts, self.num_tokens - longest)]
-        for row in np.flatnonzero(starts > self.num_tokens - longest):  # nothing follows the last
-            rows[row, : lengths[row]] = self._tokens[starts[row] :][: lengths[row]]
-        rows *= np.arange(longest) < lengths[:, None]
-        return rows.astype(np.int64), lengths
-
-    def _rows(self, length: int) -> npt.NDArray[np.integer[Any]]:
-        """Return a view in which row number r is the tokens r … r + length - 1."""
-        (step,) = self._tokens.strides
-        shape = (self.num_tokens - length + 1, length)
-        view: npt.NDArray[np.integer[Any]] = np.lib.stride_tricks.as_strided(
-            self._tokens, shape, (step, step), writeable=False
-        )
-        return view
+        tokens = np.zeros((len(indices), int(lengths.max())), np.int64)
+        inside = np.arange(tokens.shape[1]) < lengths[:, None]
+        tokens[inside] = self._tokens[runs(self._example_offsets[indices], lengths)]
+        return tokens, lengths

@@ -57,7 +57,6 @@ def listeners_share(
             co_owned=True,
             destination=Path(folder) / "store",
             source="a listener",
-            num_workers=0,
         )
         kept = pooling(
             split_store(store, 0, 0.0, 0.0),

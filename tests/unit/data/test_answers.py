@@ -85,7 +85,7 @@ def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
         (["hello"], "message 1 is a str"),
         (
             [{"from": "human", "value": "hello"}],
-            "message 1 has no role that is a string; it has the keys from and value",
+            "message 1 has no role that is a string",
         ),
         ([{"role": "user", "content": [1]}], "message 1 has no content that is a string"),
         ([*TALK, {"role": "assistant"}], f"message {len(TALK) + 1} has no content"),

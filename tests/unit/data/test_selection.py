@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fedsim.data import selection
 from fedsim.data.selection import Rule, cohort_block, pool, select
 from fedsim.data.split import Split, split_store
 from fedsim.data.store import TokenStore
@@ -113,18 +112,15 @@ def test_losses_belong_to_training_examples_and_ties_go_by_what_they_are() -> No
     group_size=st.integers(1, 40),
     rule=st.sampled_from(["random", "longest", "shortest"]),
     seed=st.integers(0, 99),
-    table=st.sampled_from([1, 100, 1 << 17]),
 )
 def test_a_cohort_is_capped_and_without_replacement_and_each_user_alone(
-    sizes: list[int], group_size: int, rule: Rule, seed: int, table: int
+    sizes: list[int], group_size: int, rule: Rule, seed: int
 ) -> None:
     people = _people(*sizes)
     rng = np.random.default_rng(seed)
     store = Lengthy(rng.integers(2, 6, sum(sizes)))
     users = rng.permutation(len(sizes))[: rng.integers(1, len(sizes) + 1)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "_TABLE", table)
-        chosen = select(people, store, users, group_size=group_size, rule=rule, base=seed)
+    chosen = select(people, store, users, group_size=group_size, rule=rule, base=seed)
     assert chosen.counts.tolist() == [min(sizes[user], group_size) for user in users]
     bounds = np.concatenate(([0], np.cumsum(chosen.counts))).tolist()
     for user, (first, last) in zip(users, pairwise(bounds), strict=True):

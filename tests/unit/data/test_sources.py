@@ -174,10 +174,9 @@ def test_json_of_every_shape(tmp_path: Path, shape: str, encoding: str) -> None:
         ),
         ('{"ann": ["a", "b"], "bob": ["c"]}', "text: .value[]}' {} > rows-rows.jsonl for users"),
         ('{"chats": {"list": [{"messages": []}]}}', "'.KEY[]' for a list at KEY"),
-        ('{"speaker": "a", "text": "x"}\n\0\0\0\n{}', "line 2 is no JSON: it holds NUL bytes"),
         (
-            '{"speaker": "a", "text": "x"}\n{"speaker": "b", "te',
-            "short: sed '$d' {} > rows-rows.jsonl",
+            '{"speaker": "a", "text": "x"}\n\0\0\0\n{"speaker": "b", "te',
+            "NUL: jq -cR 'fromjson?' {} > rows-rows.jsonl",
         ),
         ('[{"speaker": "a"},\n{"speaker": b}]', "line 2 is no JSON"),
         ('{"speaker": "a", "text": "x"}\n["b", "y"]', "line 2 is no JSON object"),
@@ -301,7 +300,8 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
     path = tmp_path / "rows.jsonl"
     WRITERS["rows.jsonl"](path)
     for field in ("user_column", "text_column"):
-        expected = f"data.{field} = 'author': no such column; columns: speaker, text, other"
+        known = "columns: speaker, text, other; file: rows.jsonl"
+        expected = f"data.{field} = 'author': no such column; {known}"
         with pytest.raises(ConfigError, match=f"^{expected}$"):
             list(records(_config(path, **{field: "author"})))
     (tmp_path / "rows.csv").write_text("ann;a\nbob;b\n", encoding="utf-8")
@@ -403,7 +403,7 @@ def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(monkeypatch:
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     expected = (
         r"^data\.source = 'owner/name': Couldn't reach 'owner/name' on the Hub; "
-        r"to do without the hub, save the dataset .* and give data\.source that path$"
+        r"to do without the hub, give data\.source a folder of the files, or one of save_to_disk$"
     )
     with pytest.raises(ConfigError, match=expected):
         list(records(DataConfig(source="owner/name")))

@@ -1,14 +1,10 @@
-"""Near-duplicates by MinHash: of a user's own texts, of anybody's, of public text."""
+"""Near-duplicates by MinHash: of a user's own texts, and of anybody's."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedsim.errors import ConfigError
 from tests.unit.preparation.preparation_samples import prepare, step
 
 WORDS = [f"word{number}" for number in range(200)]
@@ -47,20 +43,3 @@ def test_the_threshold_is_one_of_similarity(overlap: float, found: bool) -> None
         rows = [("ann", " ".join(first)), ("ann", " ".join(second))]
         hits += len(prepare(rows, step("near-duplicates", shingle_words=1))[0]) == 1
     assert hits == 100 if found else hits == 0
-
-
-def test_what_is_close_to_public_text(tmp_path: Path) -> None:
-    public = tmp_path / "public.jsonl"
-    public.write_text("".join(json.dumps({"body": text}) + "\n" for text in (LONG, None, "")))
-    chosen = step("near-duplicates-of", file=str(public), text_column="body")
-    kept, dropped = prepare([("ann", CLOSE), ("bob", FAR)], chosen)
-    assert kept == [("bob", FAR)]
-    assert dropped == {f"near-duplicates-of: close to a text of {public}": 1}
-    assert chosen.per_user
-
-
-def test_public_text_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "public.jsonl").write_text('{"text": "x"}\n')
-    chosen = step("near-duplicates-of", file=str(tmp_path / "public.jsonl"), text_column="body")
-    with pytest.raises(ConfigError, match=r"near-duplicates-of: .*text_column = 'body': no such"):
-        prepare([("ann", "x")], chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,25 +139,6 @@ def test_repeated_ngrams() -> None:
     assert [text for _, text in kept] == [texts[0], texts[2], texts[3]]
     assert dropped == {"repeated-ngrams: a 20-gram stands twice": 1}
     assert prepare([(A, "a b a b")], step("repeated-ngrams", words=2))[0] == []
-
-
-def test_listed_urls_and_all_below_a_listed_domain(tmp_path: Path) -> None:
-    listed = tmp_path / "list.txt"
-    listed.write_text("# pages\nhttps://news.org/a/\nbad.example\n")
-    urls = {
-        "https://stackoverflow.com/questions/1": False,
-        "https://meta.stackoverflow.com": False,
-        "https://notstackoverflow.com/": True,
-        "http://NEWS.org/a?from=x": False,
-        "https://news.org/a/b": True,
-        "www.bad.example/x": False,
-        "": True,
-    }
-    chosen = step("drop-urls", domains=["stackoverflow.com"], file=str(listed))
-    rows: list[Any] = [(url or "none", "x", {"url": url}) for url in urls]
-    kept, dropped = prepare(rows, chosen)
-    assert [user for user, _ in kept] == [url or "none" for url, stays in urls.items() if stays]
-    assert dropped == {"drop-urls: listed URL": 4}
 
 
 @pytest.mark.parametrize(

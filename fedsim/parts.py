@@ -25,7 +25,7 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import distribution, is_own, part
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling, Wanted
 from fedsim.server.over_rounds import Average, RateSchedule
-from fedsim.server_optimizer import ServerOptimizer
+from fedsim.server_optimizer import AutomaticOptimizer, ServerOptimizer
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,8 @@ def server_optimizer(config: Config) -> ServerOptimizer:
     options, rounds = config.server, config.strategy.rounds
     name, schedule, average = options.optimizer, options.schedule, options.average
     built: ServerOptimizer = _built("server_optimizers", name, "server.optimizer", options)
+    if isinstance(built, AutomaticOptimizer):
+        built = replace(built, rounds=rounds)
     if schedule is not None:
         whole = schedule.model_copy(update={"rounds": schedule.rounds or rounds})
         built = replace(built, schedule=RateSchedule(**whole.model_dump()))

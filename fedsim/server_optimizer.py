@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedsim.config.schema import ServerConfig
+from fedsim.server.automatic_rate import AutomaticRate
 from fedsim.server.debiased_adam import DebiasedAdam
 from fedsim.server.over_rounds import Average, RateSchedule
 from fedsim.server.torch_optimizers import KINDS, keys_of, torch_optimizer, torch_options
@@ -61,6 +62,8 @@ class ServerOptimizer:
     def build(cls, options: ServerConfig) -> ServerOptimizer:
         """Return the optimizer of a config; `options` is the table `[server]`."""
         rate, norm = options.learning_rate, options.max_gradient_norm
+        if rate is None:
+            raise ValueError("learning_rate: missing")
         return cls(options.optimizer, rate, norm, keys=keys_of(options), debias=options.debias)
 
     def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
@@ -129,15 +132,17 @@ class ServerOptimizer:
         """
         check_same_layout(parameters, gradient)
         factor = self._factor(gradient)
-        share = 1.0 if self.schedule is None else self.schedule.share(round)
+        share, remembered = self.rate_share(round, gradient, state, noise_stddev)
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
+            if path in remembered:
+                continue
             name, _, key = path.rpartition("/")
             before[name][key] = value
         if not keep and isinstance(state, dict):
             state.clear()
         moved: dict[str, torch.Tensor] = {}
-        after: dict[str, torch.Tensor] = {}
+        after: dict[str, torch.Tensor] = dict(remembered)
         with threads_by_size(parameters):
             for name, value in parameters.items():
                 moved[name] = entry = value.detach().clone()
@@ -160,10 +165,23 @@ class ServerOptimizer:
                 after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
         return moved, after
 
+    def rate_share(
+        self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
+    ) -> tuple[float, Tensors]:
+        """Return what the learning rate of a round is multiplied by, and what it keeps in mind.
+
+        Arguments are those of `step`; what is kept comes back in the next round's `state`.
+        """
+        return 1.0 if self.schedule is None else self.schedule.share(round), {}
+
     def _factor(self, gradient: Tensors) -> float:
         norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
         length = 0.0 if math.isinf(norm) else l2_norm(gradient)
         return 1.0 if length <= norm else norm / length
+
+    def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
+        """Return settings that the config does not show, for the report of a run's last state."""
+        return {}
 
     @property
     def copies(self) -> int:
@@ -175,6 +193,81 @@ class ServerOptimizer:
         state = optimizer.state[value].values()
         moments = [entry for entry in state if entry.shape == value.shape]
         return len(moments) + (self.average is not None)
+
+
+NON_PRIVATE_RATE = 0.002
+"""Of Adam, where no noise is added."""
+_SIGNALS = "rate/signals"
+
+
+@dataclass(frozen=True)
+class AutomaticOptimizer(ServerOptimizer):
+    """SGD at an automatic learning rate, or without noise Adam; the rate falls to 0 evenly.
+
+    Adam's rate grows over the first fifth of the rounds.
+
+    Attributes:
+        rounds: of the run.
+        rate: of SGD, which a plan with noise gives. None: Adam at `NON_PRIVATE_RATE`.
+    """
+
+    rounds: int = field(default=1, kw_only=True, compare=False)
+    rate: AutomaticRate | None = field(default=None, kw_only=True, compare=False)
+
+    def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
+        """Return SGD or Adam."""
+        if self.rate is None:
+            return torch_optimizer("adam", values, NON_PRIVATE_RATE, {})
+        return torch_optimizer("sgd", values, 1.0, {})
+
+    def rate_share(
+        self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
+    ) -> tuple[float, Tensors]:
+        """Return the learning rate of a round.
+
+        It grows once, after the first tenth of the rounds: later signals would measure how far a
+        large rate overshoots, and make it larger.
+        """
+        share = self._schedule.share(round)
+        if self.rate is None:
+            return share, {}
+        rate, signals = self.rate, state.get(_SIGNALS, torch.zeros(0, dtype=torch.float64))
+        entries = sum(value.numel() for value in gradient.values())
+        if round < self._heard:
+            signal = rate.signal(l2_norm(gradient) ** 2, noise_stddev, entries)
+            signals = torch.cat([signals, torch.tensor([signal], dtype=torch.float64)])
+        heard = signals if round >= self._heard else signals[:0]
+        return self._full_rate(noise_stddev, heard, entries) * share, {_SIGNALS: signals}
+
+    @property
+    def _schedule(self) -> RateSchedule:
+        """The config's schedule, or a fall to 0, after Adam's warm-up."""
+        warmup = 0 if self.rate is not None else self.rounds // 5
+        return self.schedule or RateSchedule("linear", self.rounds, warmup)
+
+    @property
+    def _heard(self) -> int:
+        """How many rounds come before the rate may grow."""
+        return max(3, self.rounds // 10)
+
+    def _full_rate(self, noise_stddev: float, signals: torch.Tensor, entries: int) -> float:
+        """Return the rate without the schedule, grown if there are signals."""
+        if self.rate is None:
+            return NON_PRIVATE_RATE
+        rate = self.rate
+        squared = math.fsum(self._schedule.share(each) ** 2 for each in range(self.rounds))
+        found = rate.base(noise_stddev, squared)
+        if len(signals):
+            found *= rate.growth(float(signals.mean()) - rate.error(len(signals), entries))
+        return min(found, rate.largest(noise_stddev))
+
+    def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
+        """Return the rate before the schedule, and that after the first tenth of the rounds."""
+        signals = state.optimizer_state.get(_SIGNALS, torch.zeros(0))
+        entries = sum(value.numel() for value in state.parameters.values())
+        rates = [self._full_rate(noise_stddev, some, entries) for some in (signals[:0], signals)]
+        text = " then ".join(dict.fromkeys(f"{rate:.3g}" for rate in rates))
+        return {"server.learning_rate": f"automatic: {text}"}
 
 
 class _OfTorch:
@@ -189,6 +282,19 @@ class _OfTorch:
     def options(self) -> type[ServerConfig]:
         """The class of its keys."""
         return torch_options(self.name)
+
+
+class AUTO:
+    """The default: automatic where no learning rate is given, else Adam."""
+
+    options = torch_options("auto")
+
+    @staticmethod
+    def build(options: ServerConfig) -> ServerOptimizer:
+        """Return the optimizer of a config."""
+        if options.learning_rate is not None:
+            return ServerOptimizer.build(options.model_copy(update={"optimizer": "adam"}))
+        return AutomaticOptimizer("auto", 1.0, options.max_gradient_norm)
 
 
 TORCH = SimpleNamespace(**{name: _OfTorch(name) for name in KINDS})

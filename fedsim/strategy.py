@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -42,6 +43,9 @@ from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.registry import part
 from fedsim.sampling import CyclicSampling, Sampling, rounds_text
 from fedsim.seeding import Draws, Hashes, hashes
+from fedsim.server.automatic_rate import AutomaticRate
+from fedsim.server.start_curvature import start_curvature
+from fedsim.server_optimizer import AutomaticOptimizer
 from fedsim.utils.json_text import digest
 
 
@@ -126,8 +130,6 @@ def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
     """
     where = f"strategy.name = {config.strategy.name!r}"
     split, store, pool = materials.split, materials.store, plan.pool
-    if plan.optimizer.debias and not plan.noise_stddev:
-        raise ConfigError("server.debias = True: the run has no noise; remove it")
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not np.isin(pool, trained).all():
         raise ConfigError(f"{where}: pool: give no {plan.unit} that is not trained on")
@@ -228,7 +230,7 @@ def private_plan(
             "public.",
         )
     try:
-        return RoundPlan(
+        plan = RoundPlan(
             strategy=strategy.name,
             unit=unit,
             pool=pool,
@@ -257,3 +259,19 @@ def private_plan(
         raise
     except ValueError as error:
         raise ConfigError(f"strategy.name = {strategy.name!r}: {error}") from error
+    return _with_rate(plan, config, materials, sampling.probability * population)
+
+
+def _with_rate(plan: RoundPlan, config: Config, materials: Materials, units: float) -> RoundPlan:
+    """Return the plan with the automatic learning rate's public numbers, if it has one."""
+    if not isinstance(plan.optimizer, AutomaticOptimizer) or not plan.noise_stddev:
+        return plan
+    length = config.data.sequence_length
+    examples = config.strategy.group_size if plan.unit == "user" else 1
+    rate = AutomaticRate(
+        curvature=cache(lambda: start_curvature(materials.model, length)),
+        relative_noise=plan.noise_stddev / plan.clip.bound,
+        units=units,
+        tokens=examples * length,
+    )
+    return replace(plan, optimizer=replace(plan.optimizer, rate=rate))

@@ -33,9 +33,9 @@ def plan_command(
     from fedsim.config import load_config
     from fedsim.materials import materials_of, new_data_seed
     from fedsim.parts import relation_of
-    from fedsim.planner.answer import NOT_PRIVATE, USER_SIZES, of_data, of_owners
+    from fedsim.planner.answer import of_data, of_owners
     from fedsim.planner.compare_strategies import compare_strategies
-    from fedsim.planner.config_file import about_clip_norm, check_target, write_config
+    from fedsim.planner.config_file import check_target, write_config
     from fedsim.planner.owners import plan_owners
     from fedsim.runner.summary import delta_warnings
 
@@ -50,9 +50,8 @@ def plan_command(
             reasons: tuple[str, ...] = (owners.reason, *owners.notes)
         else:
             comparison = compare_strategies(loaded, materials, budget=budget)
-            answer, show, chosen = of_data(comparison), print_plan, comparison.chosen.config
-            clipped = about_clip_norm(chosen)
-            reasons = (comparison.recommendation.reason, NOT_PRIVATE, USER_SIZES, clipped)
+            answer, show, chosen = of_data(comparison), print_plan, comparison.planned
+            reasons = (answer["recommendation"]["reason"], *answer["notes"])
     sampled = "example" if loaded.strategy.expected_examples is not None else "user"
     warnings = delta_warnings(loaded, relation_of(loaded), materials.num_protected, sampled)
     for sentence in warnings:

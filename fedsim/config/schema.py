@@ -366,11 +366,13 @@ class ServerConfig(Section):
     `weight_decay` and `fused`.
     """
 
-    optimizer: str = "adam"
-    """One of `torch.optim` in lower case, such as "sgd", "adam", "adamw" or "muon" (matrices; AdamW
-    takes the rest), or a plug-in's."""
-    learning_rate: PositiveFloat32 = 0.01
-    """Learning rate of the server's step."""
+    optimizer: str = "auto"
+    """"auto"; one of `torch.optim` in lower case, such as "sgd", "adam", "adamw" or "muon"
+    (matrices; AdamW takes the rest); or a plug-in's. "auto" is Adam at a given `learning_rate`;
+    without one SGD, or Adam where no noise is added."""
+    learning_rate: PositiveFloat32 | None = None
+    """Learning rate of the server's step. "auto" finds its own if it is left out, and lowers it
+    evenly to 0: `docs/planning.md#the-learning-rate`."""
     max_gradient_norm: PositiveFloat32 | None = None
     """Scale the released estimate down to this L2 norm if it is longer."""
     debias: bool = False
@@ -379,6 +381,24 @@ class ServerConfig(Section):
     """The learning rate over the rounds; left out, it is constant."""
     average: AverageConfig | None = None
     """An average of the parameters; left out, none."""
+
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> Self:
+        if self.learning_rate is None and self.optimizer != "auto":
+            raise ValueError(
+                f"optimizer = {self.optimizer!r} without learning_rate: give one, such as 0.01; "
+                'only "auto" finds its own'
+            )
+        own = {*type(self).model_fields} - {*ServerConfig.model_fields}
+        given = [name for name in sorted(own) if getattr(self, name) is not None]
+        if self.debias:
+            given.append("debias")
+        if self.learning_rate is None and given:
+            raise ValueError(
+                f"{given[0]} = {getattr(self, given[0])!r} without learning_rate: an automatic "
+                "rate is of plain SGD; give learning_rate, such as 0.01, or remove it"
+            )
+        return self
 
 
 class ExecutorConfig(Section):

@@ -9,6 +9,7 @@ from typing import Any
 from fedsim.accounting.statement import finite_or_none
 from fedsim.planner.candidates import Candidate
 from fedsim.planner.compare_strategies import StrategyComparison
+from fedsim.planner.config_file import CLIP_NORM, OWN_RATE
 from fedsim.planner.mechanisms import mechanisms, recommended
 from fedsim.planner.owners import OwnersPlan
 from fedsim.strategy import plan_terms
@@ -27,7 +28,7 @@ USER_SIZES = (
 def of_data(comparison: StrategyComparison) -> dict[str, Any]:
     """Return the JSON object of a plan from a config and its data."""
     norms, sizes = comparison.norms, comparison.norms.materials.split.user_sizes
-    weighed = mechanisms(comparison.uls)
+    weighed, rate = mechanisms(comparison.uls), comparison.rate
     return {
         "budget": comparison.budget,
         "users": len(sizes),
@@ -50,7 +51,8 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
         "recommendation": asdict(comparison.recommendation),
         "mechanisms": [asdict(each) for each in weighed],
         "mechanism": recommended(weighed) if weighed else None,
-        "notes": [NOT_PRIVATE, USER_SIZES],
+        "learning_rate": None if rate is None else rate.value,
+        "notes": [OWN_RATE if rate is None else rate.sentence, CLIP_NORM, NOT_PRIVATE, USER_SIZES],
     }
 
 

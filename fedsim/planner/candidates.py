@@ -70,7 +70,7 @@ def as_els(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config
             "cohort_size": None,
             "user_weight_cap": None,
             "estimator": None,
-            "clip": _clip(config, l2_clip_norm),
+            "clip": as_clip(config, l2_clip_norm),
         },
         privacy={"declared_num_examples": declared},
     )
@@ -85,7 +85,7 @@ def as_uls(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config
             "group_size": group_size,
             "batch_size": None,
             "bounding": None,
-            "clip": _clip(config, l2_clip_norm),
+            "clip": as_clip(config, l2_clip_norm),
         },
     )
 
@@ -140,6 +140,7 @@ def enough(
         group_size *= 2
 
 
-def _clip(config: Config, l2_clip_norm: float) -> dict[str, object]:
+def as_clip(config: Config, l2_clip_norm: float) -> dict[str, object]:
+    """Return the table `strategy.clip` with another norm."""
     clip = config.strategy.clip
     return {"kind": clip.kind, "l2_clip_norm": l2_clip_norm, "normalise": clip.normalise}

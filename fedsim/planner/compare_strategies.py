@@ -12,6 +12,7 @@ from fedsim.parts import warn_if_far
 from fedsim.planner.budget import check_budget
 from fedsim.planner.candidates import (
     Candidate,
+    as_clip,
     as_els,
     as_uls,
     candidate,
@@ -21,6 +22,7 @@ from fedsim.planner.candidates import (
 )
 from fedsim.planner.doubling import Doubling, Point, estimate_and_double
 from fedsim.planner.gradient_norms import GradientNorms, random_users
+from fedsim.planner.learning_rate import CLIP_SHARE, PlannedRate, with_rate
 from fedsim.planner.noise import Recommendation, recommend
 from fedsim.planner.variants import changed, tried, with_noise
 from fedsim.runner.summary import expected_gradients
@@ -40,6 +42,8 @@ class StrategyComparison:
         els: ELS at the median user size.
         uls: ULS at the last point of Estimate-and-Double.
         recommendation: the strategy with less noise.
+        planned: the config of the recommended strategy, with clip and learning rate.
+        rate: that learning rate; None where the config names one.
     """
 
     config: Config
@@ -49,11 +53,8 @@ class StrategyComparison:
     els: Candidate
     uls: Candidate
     recommendation: Recommendation
-
-    @property
-    def chosen(self) -> Candidate:
-        """The recommended candidate."""
-        return self.els if self.recommendation.strategy == "els" else self.uls
+    planned: Config
+    rate: PlannedRate | None
 
 
 def compare_strategies(
@@ -99,7 +100,14 @@ def compare_strategies(
     uls_config = as_uls(config, point.group_size, norms(point.group_size))
     uls = candidate(uls_config, materials, budget)
     recommendation = recommend(els.noise, uls.noise)
-    return StrategyComparison(config, budget, norms, doublings, els, uls, recommendation)
+    size = 1 if recommendation.strategy == "els" else point.group_size
+    chosen = els if recommendation.strategy == "els" else uls
+    norm = float(f"{CLIP_SHARE * norms(size):.2g}")
+    clipped = changed(chosen.config, strategy={"clip": as_clip(config, norm)})
+    planned, rate = with_rate(clipped, tried(clipped, materials), norms.signals.get(size, 0.0))
+    return StrategyComparison(
+        config, budget, norms, doublings, els, uls, recommendation, planned, rate
+    )
 
 
 def _own_budget(config: Config, materials: Materials) -> float:

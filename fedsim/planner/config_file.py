@@ -12,16 +12,16 @@ from fedsim.utils.files import write_atomically
 
 _MARK = "# Planned by `fedsim plan`"
 
-_CLIP_NORM = (
-    "The clip norm is the median norm of users' updates at the starting model, as Charles et al. "
-    "2024 choose it (App. I), not the largest: about half of the updates are clipped at first."
+CLIP_NORM = (
+    "The clip norm is a quarter of the median norm of updates at the starting model: nearly all "
+    "are clipped to it, so that they weigh alike and a smaller norm would change nothing but the "
+    "unit of the learning rate (Bu et al. 2022)."
 )
-_GROWS = " Without normalise = true SGD's steps grow with it: choose the learning rate anew."
 
-
-def about_clip_norm(config: Config) -> str:
-    """Return the sentences on the choice of the clip norm, and on an SGD learning rate."""
-    return _CLIP_NORM + (_GROWS if config.server.optimizer == "sgd" else "")
+OWN_RATE = (
+    "server.learning_rate is the config's own. Steps of SGD without normalise = true change with "
+    "the clip norm: choose it again, or leave it out."
+)
 
 
 def check_target(path: Path) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedsim.errors import ConfigError
 from fedsim.execution import Keys, Task
@@ -38,12 +39,14 @@ class GradientNorms:
         task: a user's task; its option `group_size` is replaced by G.
         users: (sample,) the sampled users, indices of the split.
         medians: L(G) by G, as far as it was computed.
+        signals: by G: ‖mean of normalised gradients‖², without the bias of a finite sample.
     """
 
     materials: Materials
     task: TaskSpec
     users: Keys
     medians: dict[int, float] = field(default_factory=dict, init=False)
+    signals: dict[int, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         model = self.materials.model
@@ -74,7 +77,15 @@ class GradientNorms:
             self.materials, **options
         )
         found = []
+        total: dict[str, torch.Tensor] = {}
         for first in range(0, len(self.users), _AT_ONCE):
             for unit in task.units(self.users[first : first + _AT_ONCE], 0):
-                found.append(l2_norm(task.update(self._start, unit, 0).values))
+                update = task.update(self._start, unit, 0).values
+                found.append(l2_norm(update))
+                if 0.0 < found[-1] < math.inf:
+                    for name, value in update.items():
+                        total[name] = total.get(name, torch.zeros_like(value)) + value / found[-1]
+        count = len(found)
+        if count > 1:  # of all pairs of different users
+            self.signals[group_size] = (l2_norm(total) ** 2 - count) / (count * (count - 1))
         return np.array(found, dtype=np.float64)

@@ -59,7 +59,10 @@ def worse_text(report: RunReport) -> str:
 
 def cure_text(rounds: RoundSummary) -> str:
     """Return what would help where training makes the loss larger, by how strong the noise is."""
-    signal, slower = rounds.signal_over_noise, "a smaller server.learning_rate"
+    signal, slower = (
+        rounds.signal_over_noise,
+        "a smaller server.learning_rate (or none: it finds its own)",
+    )
     if signal is None or signal >= 1.0:
         return f"try {slower}"
     return (

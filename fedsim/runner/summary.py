@@ -164,7 +164,7 @@ def summarise(
         ),
         samples=None if diverged else _samples(config, materials, state),
         private_scores=None if diverged or cut_short else lines[-1].private_scores,
-        settings=flat(settings(config)),
+        settings=flat(settings(config)) | plan.optimizer.reported(state, plan.noise_stddev),
         rounds=RoundSummary.of(lines, model.trainable_parameters),
         diverged=diverged,
         halted=str(ended) if isinstance(ended, HaltedError) else None,

@@ -19,7 +19,7 @@ from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
 from fedsim.report.schema import RoundMetrics
 from fedsim.round import run_round
-from fedsim.server_optimizer import ServerOptimizer
+from fedsim.server_optimizer import AutomaticOptimizer, ServerOptimizer
 from fedsim.state import RoundRecord, ServerState
 from fedsim.tensors import all_finite
 
@@ -61,7 +61,7 @@ def train(
     """
     # The first state is the caller's; of later ones, one is in memory at a time. A plug-in's
     # optimizer may raise in the middle of a step: then the state before it is still to be saved.
-    is_plugin = type(plan.optimizer) is not ServerOptimizer
+    is_plugin = type(plan.optimizer) not in (ServerOptimizer, AutomaticOptimizer)
     keep = True
     # Asked once: the rounds to come all cost the same, so they can be counted.
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)

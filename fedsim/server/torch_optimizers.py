@@ -72,8 +72,11 @@ def keys_of(options: ServerConfig) -> dict[str, Any]:
 
 @cache
 def torch_options(name: str) -> type[ServerConfig]:
-    """Return the class of the keys of an optimizer: of `[server]`, and torch's arguments."""
-    arguments = inspect.signature(KINDS[name], eval_str=True).parameters.values()
+    """Return the class of the keys of an optimizer: of `[server]`, and torch's arguments.
+
+    Those of "auto" are Adam's.
+    """
+    arguments = inspect.signature(KINDS[_torch_name(name)], eval_str=True).parameters.values()
     keys: dict[str, Any] = {
         argument.name: (_without_tensors(argument.annotation) | None, None)
         for argument in arguments
@@ -92,18 +95,21 @@ class _TorchConfig(ServerConfig):
             raise ValueError(
                 'optimizer = "rprop" with a schedule: it finds its step sizes by itself; remove one'
             )
-        if not (keys := keys_of(self)):
+        if (rate := self.learning_rate) is None or not (keys := keys_of(self)):
             return self
         value = torch.zeros(2, 2)
         value.grad = torch.ones(2, 2)
         try:
-            torch_optimizer(
-                self.optimizer, [value], self.learning_rate, keys, debias=self.debias
-            ).step()
+            name = _torch_name(self.optimizer)
+            torch_optimizer(name, [value], rate, keys, debias=self.debias).step()
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             given = "".join(f", {key} = {value!r}" for key, value in keys.items())
             raise ValueError(f"optimizer = {self.optimizer!r}{given}: {error}") from None
         return self
+
+
+def _torch_name(name: str) -> str:
+    return "adam" if name == "auto" else name
 
 
 def _without_tensors(kind: Any) -> Any:  # noqa: ANN401  (any annotation)

@@ -14,6 +14,7 @@ from tests.helpers.tiny_world import LONGEST, write_model
 
 EVERY_SERVER_OPTION: dict[str, Any] = {
     "optimizer": "adamw",
+    "learning_rate": 0.01,
     "betas": (0.8, 0.95),
     "debias": True,
     "schedule": {"kind": "cosine", "warmup_rounds": 1, "final_share": 0.1},

@@ -34,7 +34,7 @@ RUNS: dict[str, dict[str, dict[str, Any]]] = {
             "batch_size": 6,
             "clip": {"kind": "flat", "l2_clip_norm": 0.5, "normalise": True},
         },
-        "server": {"optimizer": "adafactor"},
+        "server": {"optimizer": "adafactor", "learning_rate": 0.01},
     },
     "lora, secure noise, declared population": {
         "model": {"lora_rank": 2, "trainable": "all"},

@@ -224,7 +224,7 @@ class Momentum(ServerOptimizer):
     @classmethod
     def build(cls, options: MomentumConfig) -> Momentum:  # type: ignore[override]
         """Return the optimizer of a config."""
-        rate, norm = options.learning_rate, options.max_gradient_norm
+        rate, norm = options.learning_rate or 1.0, options.max_gradient_norm
         return cls(options.optimizer, rate, norm, options.momentum)
 
     def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:

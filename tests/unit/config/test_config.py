@@ -99,6 +99,7 @@ def test_what_the_contract_writes_out_is_the_default(contract: Path) -> None:
         {
             "strategy": {"cohort_size": 128},
             "privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "pld"},
+            "server": {"optimizer": "adam", "learning_rate": 0.01},  # by default it finds its own
         }
     )
     assert told == silent

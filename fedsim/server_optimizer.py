@@ -256,10 +256,10 @@ class AutomaticOptimizer(ServerOptimizer):
             return NON_PRIVATE_RATE
         rate = self.rate
         squared = math.fsum(self._schedule.share(each) ** 2 for each in range(self.rounds))
-        found = rate.base(noise_stddev, squared)
+        growth = 1.0
         if len(signals):
-            found *= rate.growth(float(signals.mean()) - rate.error(len(signals), entries))
-        return min(found, rate.largest(noise_stddev))
+            growth = rate.growth(float(signals.mean()) - rate.error(len(signals), entries))
+        return rate.of(growth, noise_stddev, squared)
 
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
         """Return the rate before the schedule, and that after the first tenth of the rounds."""

@@ -48,9 +48,9 @@ def planned_rate(rate: AutomaticRate, plan: RoundPlan, rounds: int, signal: floa
     """Return the rate of a plan whose updates have a measured signal."""
     schedule = RateSchedule("linear", rounds)
     squared = sum(schedule.share(round) ** 2 for round in range(rounds))
-    wanted = rate.base(plan.noise_stddev, squared) * rate.growth(signal)
-    largest = rate.largest(plan.noise_stddev)
-    return PlannedRate(float(f"{min(wanted, largest):.2g}"), signal, wanted < largest)
+    found = rate.of(rate.growth(signal), plan.noise_stddev, squared)
+    limited = found < rate.largest(plan.noise_stddev)
+    return PlannedRate(float(f"{found:.2g}"), signal, limited)
 
 
 def with_rate(config: Config, plan: RoundPlan, signal: float) -> tuple[Config, PlannedRate | None]:

@@ -12,8 +12,8 @@ NOISE_LOSS = 0.015
 """Nats per token that the noise of the whole run may cost, where releases show no signal."""
 _USUAL_SIGNAL = 0.03
 """Squared norm of a mean of normalised updates, above which the rate grows in proportion."""
-_MOST_GROWTH = 8.0
-_STEEPEST = 12.0
+_MOST_GROWTH = 4.0
+_STEEPEST = 16.0
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,21 @@ class AutomaticRate:
     units: float
     tokens: int
 
-    def base(self, noise_stddev: float, squared_shares: float) -> float:
-        """Return the rate at which the noise of all rounds costs `NOISE_LOSS`.
+    def of(self, growth: float, noise_stddev: float, squared_shares: float) -> float:
+        """Return the rate at which the noise of all rounds costs `NOISE_LOSS` times growth².
 
-        Noise moves each parameter by a random walk of variance η²s²·Σ share². That costs
-        trace(F)/2 times as many nats.
+        Noise moves each parameter by a random walk of variance η²s²·Σ share². No rate exceeds that
+        at which steps in the steepest direction still settle.
 
         Args:
+            growth: at least 1.
             noise_stddev: s, of a release's noise.
             squared_shares: Σ share² of the schedule over the run.
         """
-        variance = noise_stddev**2 * squared_shares * self.curvature().trace
-        return math.sqrt(2.0 * NOISE_LOSS / variance) if variance else math.inf
+        curvature = self.curvature()
+        walk = curvature.stddev(NOISE_LOSS * growth**2)
+        found = walk / (noise_stddev * math.sqrt(squared_shares))
+        return min(found, self.largest(noise_stddev))
 
     def signal(self, squared_norm: float, noise_stddev: float, num_parameters: int) -> float:
         """Return an estimate of ‖mean update‖² / C² from a release; without bias, maybe negative.
@@ -59,7 +62,7 @@ class AutomaticRate:
 
     @staticmethod
     def growth(signal: float) -> float:
-        """Return the factor on `base`, from 1 to 8, by a signal or a lower bound of it."""
+        """Return the factor on the rate, from 1 to 4, by a signal or a lower bound of it."""
         return min(max(signal / _USUAL_SIGNAL, 1.0), _MOST_GROWTH)
 
     def largest(self, noise_stddev: float) -> float:

@@ -1,4 +1,4 @@
-"""How sharply a public starting point reacts when its parameters move.
+"""How a public starting point reacts when its parameters move.
 
 No private text is read: the network continues texts of its own.
 """
@@ -8,67 +8,86 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
-_TEXTS, _LENGTH = 8, 32
-_PASSES = 4  # over them for the trace
+_TEXTS, _LENGTH = 8, 16
+_LEAST, _MOST = 1e-3, 0.5  # nats
+_SMALLEST, _LARGEST = 2.0**-20, 2.0**6
 _STEPS = 5  # of the power iteration
 _NUDGE = 1e-2  # L2 norm of the change of the parameters in a step of it
 
 
 @dataclass(frozen=True)
 class StartCurvature:
-    """Fisher information of the next token at the starting parameters, in nats.
-
-    The parameters θ + δ lose about δᵀFδ/2 nats per token against θ, on text of θ's own.
+    """What moved parameters cost, in nats a token, on text of the starting network.
 
     Attributes:
-        trace: of F. Noise of standard deviation s on each parameter loses s²·trace/2.
-        largest: the largest eigenvalue of F: the steepest direction.
+        costs: (standard deviation of noise on each parameter, its cost), ascending; at least two.
+        largest: the largest eigenvalue of the Fisher information F: a step δ in the steepest
+            direction costs largest·‖δ‖²/2.
     """
 
-    trace: float
+    costs: tuple[tuple[float, float], ...]
     largest: float
 
+    @property
+    def trace(self) -> float:
+        """tr(F), by the smallest noise: noise of standard deviation s costs s²·trace/2."""
+        stddev, cost = self.costs[0]
+        return 2.0 * cost / stddev**2
 
-def start_curvature(
-    model: LanguageModel, most_tokens: int = _LENGTH, seed: int = 0
-) -> StartCurvature:
+    def stddev(self, cost: float) -> float:
+        """Return the noise that costs so much: a line through the logarithms of `costs`."""
+        found = np.log(np.array(self.costs))
+        place = min(max(int(np.searchsorted(found[:, 1], math.log(cost))), 1), len(found) - 1)
+        (x, y), (x2, y2) = found[place - 1], found[place]
+        return math.exp(x + (math.log(cost) - y) * (x2 - x) / (y2 - y))
+
+
+def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCurvature:
     """Measure the curvature at a model's initial parameters, to two digits.
 
     Args:
         model: at its start.
-        most_tokens: of a text, if they are fewer than 32.
-        seed: of the texts.
+        most_tokens: of a text, if they are fewer than 16.
 
-    The trace is the mean squared norm of the gradient of log p(token), the token drawn from the
-    model: four passes over eight texts. The largest eigenvalue comes from five steps of power
-    iteration, which are differences of the gradient of a Kullback-Leibler divergence.
+    A cost is the Kullback-Leibler divergence of the next token under one draw of noise, which
+    doubles from pass to pass. The largest eigenvalue comes from five steps of power iteration,
+    which are differences of the divergence's gradient.
     """
-    generator = torch.Generator(model.device).manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(0)
     start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
     texts = _own_texts(model, start, min(_LENGTH, most_tokens), generator)
     with torch.no_grad():
-        before = model.logits(start, texts).log_softmax(-1)
-    draws = before.exp().flatten(0, 1)
-    squares = [
-        _square(_gradient(model, start, texts, _chosen(draws, generator))) for _ in range(_PASSES)
-    ]
-    trace = math.fsum(squares) / (_PASSES * texts.numel())
-    direction: Tensors = {
+        before = model.logits(start, texts).log_softmax(-1).double()
+    noise = {
         name: torch.randn(value.shape, generator=generator, device=model.device)
         for name, value in start.items()
     }
+
+    def cost(stddev: float) -> float:
+        with torch.no_grad():
+            after = model.logits(_moved(start, noise, stddev), texts).log_softmax(-1).double()
+        return float((before.exp() * (before - after)).sum(-1).mean())
+
+    stddev = 2.0**-8
+    while (least := cost(stddev)) > _LEAST and stddev > _SMALLEST:
+        stddev /= 2.0
+    costs = [(stddev, max(least, 1e-9))]
+    while costs[-1][1] < _MOST and stddev < _LARGEST:
+        stddev *= 2.0
+        costs.append((stddev, max(cost(stddev), 2.0 * costs[-1][1])))
+    direction: Tensors = noise
     largest = 0.0
     for _ in range(_STEPS):
-        scale = _NUDGE / math.sqrt(_square(direction) or 1.0)
-        moved = {name: value + scale * direction[name] for name, value in start.items()}
-        direction = _gradient(model, moved, texts, -before.exp() / texts.numel())
-        largest = math.sqrt(_square(direction)) / _NUDGE
-    return StartCurvature(float(f"{trace:.2g}"), float(f"{largest:.2g}"))
+        moved = _moved(start, direction, _NUDGE / (_norm(direction) or 1.0))
+        direction = _gradient(model, moved, texts, before.exp().float())
+        largest = _norm(direction) / _NUDGE
+    return StartCurvature(tuple((x, float(f"{y:.2g}")) for x, y in costs), float(f"{largest:.2g}"))
 
 
 @torch.no_grad()
@@ -86,19 +105,17 @@ def _own_texts(
     return texts
 
 
-def _chosen(chances: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return ones at tokens that are drawn by their chances, zeros elsewhere."""
-    drawn = torch.multinomial(chances, 1, generator=generator)
-    return torch.zeros_like(chances).scatter_(1, drawn, 1.0)
+def _moved(start: Tensors, direction: Tensors, length: float) -> Tensors:
+    return {name: value + length * direction[name] for name, value in start.items()}
 
 
 def _gradient(
-    model: LanguageModel, parameters: Tensors, texts: torch.Tensor, weights: torch.Tensor
+    model: LanguageModel, parameters: Tensors, texts: torch.Tensor, chances: torch.Tensor
 ) -> Tensors:
-    """Return the gradient of the weighted sum of log p over texts, places and tokens."""
+    """Return the gradient of the mean divergence from `chances`."""
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     scores = model.logits(leaves, texts).log_softmax(-1)
-    total = (scores * weights.view(scores.shape)).sum()
+    total = -(scores * chances).sum() / texts.numel()
     found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaves[name]) if one is None else one
@@ -106,5 +123,5 @@ def _gradient(
     }
 
 
-def _square(values: Tensors) -> float:
-    return math.fsum(float(value.double().square().sum()) for value in values.values())
+def _norm(values: Tensors) -> float:
+    return math.sqrt(math.fsum(float(v.double().square().sum()) for v in values.values()))

@@ -228,7 +228,7 @@ class AutomaticOptimizer(ServerOptimizer):
         It grows once, after the first tenth of the rounds: later signals would measure how far a
         large rate overshoots, and make it larger.
         """
-        share = self._schedule.share(round)
+        share = self.rate_schedule.share(round)
         if self.rate is None:
             return share, {}
         rate, signals = self.rate, state.get(_SIGNALS, torch.zeros(0, dtype=torch.float64))
@@ -240,7 +240,7 @@ class AutomaticOptimizer(ServerOptimizer):
         return self._full_rate(noise_stddev, heard, entries) * share, {_SIGNALS: signals}
 
     @property
-    def _schedule(self) -> RateSchedule:
+    def rate_schedule(self) -> RateSchedule:
         """The config's schedule, or a fall to 0, after Adam's warm-up."""
         warmup = 0 if self.rate is not None else self.rounds // 5
         return self.schedule or RateSchedule("linear", self.rounds, warmup)
@@ -255,7 +255,7 @@ class AutomaticOptimizer(ServerOptimizer):
         if self.rate is None:
             return NON_PRIVATE_RATE
         rate = self.rate
-        squared = math.fsum(self._schedule.share(each) ** 2 for each in range(self.rounds))
+        squared = math.fsum(self.rate_schedule.share(each) ** 2 for each in range(self.rounds))
         growth = 1.0
         if len(signals):
             growth = rate.growth(float(signals.mean()) - rate.error(len(signals), entries))
@@ -264,6 +264,8 @@ class AutomaticOptimizer(ServerOptimizer):
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
         """Return the rate before the schedule, and that after the first tenth of the rounds."""
         signals = state.optimizer_state.get(_SIGNALS, torch.zeros(0))
+        if state.round <= self._heard:  # no round has stepped at the grown rate
+            signals = signals[:0]
         entries = sum(value.numel() for value in state.parameters.values())
         rates = [self._full_rate(noise_stddev, some, entries) for some in (signals[:0], signals)]
         text = " then ".join(dict.fromkeys(f"{rate:.3g}" for rate in rates))

@@ -378,7 +378,8 @@ class ServerConfig(Section):
     debias: bool = False
     """Free the second moment of "adam" or "adamw" of the variance of the noise."""
     schedule: RateScheduleConfig | None = None
-    """The learning rate over the rounds; left out, it is constant."""
+    """The learning rate over the rounds; left out, it is constant, or if `learning_rate` is left
+    out too, falls evenly to 0."""
     average: AverageConfig | None = None
     """An average of the parameters; left out, none."""
 

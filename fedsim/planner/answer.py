@@ -15,8 +15,8 @@ from fedsim.planner.owners import OwnersPlan
 from fedsim.strategy import plan_terms
 
 NOT_PRIVATE = (
-    "Not private: gradient norms were computed on private data, and are not protected by the "
-    "privacy guarantee."
+    "Not private: gradient norms, and a learning rate that the plan chose, were computed on "
+    "private data, and are not protected by the privacy guarantee."
 )
 USER_SIZES = (
     "The number of users and their numbers of examples were counted in the data and are treated as "

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
+from fedsim.planner.learning_rate import planned_rate
 from fedsim.server.automatic_rate import NOISE_LOSS, AutomaticRate
+from fedsim.server.over_rounds import RateSchedule
 from fedsim.server.start_curvature import StartCurvature, start_curvature
 from fedsim.server_optimizer import NON_PRIVATE_RATE, AutomaticOptimizer
 from fedsim.state import ServerState
@@ -123,8 +127,20 @@ def test_the_rate_falls_evenly_and_grows_once_where_users_agree() -> None:
     state = ServerState(40, {"w": torch.zeros(ENTRIES)}, {"rate/signals": torch.full((4,), 0.09)})
     text = f"automatic: {alone[0]:.3g} then {alone[0] * growth:.3g}"
     assert sgd().reported(state, 0.01) == {"server.learning_rate": text}
+    before = sgd().reported(replace(state, round=4), 0.01)  # no round has stepped at the second
+    assert before == {"server.learning_rate": f"automatic: {alone[0]:.3g}"}
     largest = 16.0 * math.sqrt(600.0 / 64) / 28.0
     assert max(rates(sgd(), lambda _: 10.0)) <= largest
+
+
+def test_a_plan_has_the_rate_of_its_schedule() -> None:
+    """At a constant rate noise costs as much as at a falling one, so that it is smaller."""
+    rate = AutomaticRate(lambda: quadratic(1.0, 0.0), 0.01, units=1e9, tokens=64)
+    plan = MagicMock(noise_stddev=0.3)
+    constant = planned_rate(rate, plan, RateSchedule("constant", 20), 20, 0.0).value
+    linear = planned_rate(rate, plan, RateSchedule("linear", 20), 20, 0.0).value
+    squares = sum((1 - round / 20) ** 2 for round in range(20))
+    assert constant / linear == pytest.approx(math.sqrt(squares / 20), rel=0.05)
 
 
 def test_without_noise_it_is_adam() -> None:

@@ -127,3 +127,13 @@ def test_condition_7_is_the_comparison_of_variances(
 ) -> None:
     els, uls = noise("els", 16.0 * group_size, sigma, 10.0), noise("uls", 16.0, 1.0, norm)
     assert condition_7(els, uls) == (els.variance / uls.variance <= 1.0)
+
+
+def test_the_sentence_on_the_planned_rate_names_the_schedule(
+    speeches: Path, materials: Materials
+) -> None:
+    for kind in ("constant", "linear"):
+        plan = weighed(speeches, materials, server={"schedule": {"kind": kind}})
+        assert plan.rate is not None
+        assert f"of SGD with a {kind} schedule" in plan.rate.sentence
+        assert plan.planned.server.schedule == plan.config.server.schedule

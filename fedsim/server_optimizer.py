@@ -168,9 +168,9 @@ class ServerOptimizer:
     def rate_share(
         self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
     ) -> tuple[float, Tensors]:
-        """Return what the learning rate of a round is multiplied by, and what it keeps in mind.
+        """Return the factor on a round's learning rate, and the state to store.
 
-        Arguments are those of `step`; what is kept comes back in the next round's `state`.
+        Arguments are those of `step`; the stored state comes back in the next round's `state`.
         """
         return 1.0 if self.schedule is None else self.schedule.share(round), {}
 
@@ -233,10 +233,10 @@ class AutomaticOptimizer(ServerOptimizer):
             return share, {}
         rate, signals = self.rate, state.get(_SIGNALS, torch.zeros(0, dtype=torch.float64))
         entries = sum(value.numel() for value in gradient.values())
-        if round < self._heard:
+        if round < self._num_measured:
             signal = rate.signal(l2_norm(gradient) ** 2, noise_stddev, entries)
             signals = torch.cat([signals, torch.tensor([signal], dtype=torch.float64)])
-        heard = signals if round >= self._heard else signals[:0]
+        heard = signals if round >= self._num_measured else signals[:0]
         return self._full_rate(noise_stddev, heard, entries) * share, {_SIGNALS: signals}
 
     @property
@@ -246,8 +246,8 @@ class AutomaticOptimizer(ServerOptimizer):
         return self.schedule or RateSchedule("linear", self.rounds, warmup)
 
     @property
-    def _heard(self) -> int:
-        """How many rounds come before the rate may grow."""
+    def _num_measured(self) -> int:
+        """Rounds that measure the signal; the rate may grow after them."""
         return max(3, self.rounds // 10)
 
     def _full_rate(self, noise_stddev: float, signals: torch.Tensor, entries: int) -> float:
@@ -264,7 +264,7 @@ class AutomaticOptimizer(ServerOptimizer):
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
         """Return the rate before the schedule, and that after the first tenth of the rounds."""
         signals = state.optimizer_state.get(_SIGNALS, torch.zeros(0))
-        if state.round <= self._heard:  # no round has stepped at the grown rate
+        if state.round <= self._num_measured:  # no round has stepped at the grown rate
             signals = signals[:0]
         entries = sum(value.numel() for value in state.parameters.values())
         rates = [self._full_rate(noise_stddev, some, entries) for some in (signals[:0], signals)]

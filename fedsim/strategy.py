@@ -130,6 +130,11 @@ def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
     """
     where = f"strategy.name = {config.strategy.name!r}"
     split, store, pool = materials.split, materials.store, plan.pool
+    optimizer = plan.optimizer
+    if isinstance(optimizer, AutomaticOptimizer) and optimizer.rate is None and plan.noise_stddev:
+        raise ConfigError(
+            f"server.learning_rate: missing, and {where} gives its plan no automatic rate; give one"
+        )
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not np.isin(pool, trained).all():
         raise ConfigError(f"{where}: pool: give no {plan.unit} that is not trained on")

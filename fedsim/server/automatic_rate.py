@@ -24,7 +24,7 @@ class AutomaticRate:
         curvature: measures that of the public starting point, when the first round needs it.
         relative_noise: standard deviation of the noise in a release over the clip's bound C.
         units: expected number of units a round.
-        tokens: of a unit at most.
+        tokens: the most tokens of one unit.
     """
 
     curvature: Callable[[], StartCurvature]

@@ -15,7 +15,7 @@ from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 
 _TEXTS, _LENGTH = 8, 16
-_LEAST, _MOST = 1e-3, 0.5  # nats
+_LEAST, _MOST, _ZERO = 1e-3, 0.5, 1e-9  # nats
 _SMALLEST, _LARGEST = 2.0**-20, 2.0**6
 _STEPS = 5  # of the power iteration
 _NUDGE = 1e-2  # L2 norm of the change of the parameters in a step of it
@@ -59,13 +59,13 @@ def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCu
     doubles from pass to pass. The largest eigenvalue comes from five steps of power iteration,
     which are differences of the divergence's gradient.
     """
-    generator = torch.Generator(model.device).manual_seed(0)
+    generator = torch.Generator().manual_seed(0)  # on the CPU: equal on all machines
     start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
     texts = _own_texts(model, start, min(_LENGTH, most_tokens), generator)
     with torch.no_grad():
         before = model.logits(start, texts).log_softmax(-1).double()
     noise = {
-        name: torch.randn(value.shape, generator=generator, device=model.device)
+        name: torch.randn(value.shape, generator=generator).to(model.device)
         for name, value in start.items()
     }
 
@@ -77,10 +77,11 @@ def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCu
     stddev = 2.0**-8
     while (least := cost(stddev)) > _LEAST and stddev > _SMALLEST:
         stddev /= 2.0
-    costs = [(stddev, max(least, 1e-9))]
+    costs = [(stddev, least if least > _ZERO else _ZERO)]
     while costs[-1][1] < _MOST and stddev < _LARGEST:
         stddev *= 2.0
-        costs.append((stddev, max(cost(stddev), 2.0 * costs[-1][1])))
+        found, at_least = cost(stddev), 2.0 * costs[-1][1]
+        costs.append((stddev, found if found > at_least else at_least))  # also where it is NaN
     direction: Tensors = noise
     largest = 0.0
     for _ in range(_STEPS):
@@ -95,13 +96,12 @@ def _own_texts(
     model: LanguageModel, parameters: Tensors, length: int, generator: torch.Generator
 ) -> torch.Tensor:
     """Return (texts, length) tokens that the model draws one after the other."""
-    texts = torch.randint(
-        model.vocabulary_size, (_TEXTS, 1), generator=generator, device=model.device
-    )
+    texts = torch.randint(model.vocabulary_size, (_TEXTS, 1), generator=generator)
+    texts = texts.to(model.device)
     while texts.shape[1] < length:
-        chances = model.logits(parameters, texts)[:, -1].softmax(-1)
+        chances = model.logits(parameters, texts)[:, -1].softmax(-1).cpu()
         drawn = torch.multinomial(chances, 1, generator=generator)
-        texts = torch.cat([texts, drawn], dim=1)
+        texts = torch.cat([texts, drawn.to(model.device)], dim=1)
     return texts
 
 

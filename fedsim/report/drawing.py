@@ -181,7 +181,9 @@ def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
         over = axes.get_yaxis_transform()
         for number, name in enumerate(panel.rows):
             at = (0, number - 0.35)
-            axes.text(*at, shorten(name, 60), transform=over, fontsize=7.5, color=INK, va="center")
+            text = shorten(name, 60)
+            drawn = axes.text(*at, text, transform=over, fontsize=7.5, color=INK, va="center")
+            drawn.set_in_layout(False)  # a long name must not leave the axes without width
     else:
         _scale(axes, panel.y, across=False)
 
@@ -211,10 +213,12 @@ def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
     line: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3))}
     if upright:
         axes.axvline(value, **line)
-        axes.annotate(text, (value, 0.97), (3, 0), axes.get_xaxis_transform(), **style)
+        drawn = axes.annotate(text, (value, 0.97), (3, 0), axes.get_xaxis_transform(), **style)
     else:
         axes.axhline(value, **line)
-        axes.annotate(text, (0.99, value), (0, 6), axes.get_yaxis_transform(), ha="right", **style)
+        place = (0.99, value), (0, 6), axes.get_yaxis_transform()
+        drawn = axes.annotate(text, *place, ha="right", **style)
+    drawn.set_in_layout(False)
 
 
 def _scale(axes: Axes, scale: Axis, *, across: bool, whole: bool = False) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedsim.sweep.jobs import Runner
 
 FAILED, BUDGET_SPENT = 1, 3
-_SEVERAL = ("--epsilon", "--delta", "--budget")
+_SEVERAL = ("--epsilon", "--delta", "--budget", "--cohort")
 
 
 SweepGrid = Literal["in-process", "ray"]

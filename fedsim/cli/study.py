@@ -10,7 +10,7 @@ import typer
 
 from fedsim.errors import ConfigError
 
-_OPTIONS = {"epsilons": "--epsilon", "budgets": "--budget"}  # others are called as they are typed
+_OPTIONS = {"epsilons": "--epsilon", "budgets": "--budget", "cohorts": "--cohort"}
 
 
 def study_command(
@@ -34,12 +34,12 @@ def study_command(
         ),
     ] = None,
     data: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
             help="Texts to train on in place of the built-in ones, such as JSON lines; for "
-            "tradeoffs, group-size, estimate-and-double-text, mechanisms and records-per-user. "
-            "So are the options below.",
+            "tradeoffs, group-size, estimate-and-double-text, mechanisms and records-per-user, and "
+            "beside them for server-step, which takes several. So are the options below.",
         ),
     ] = None,
     user_column: Annotated[
@@ -57,6 +57,10 @@ def study_command(
             metavar="B ...",
             help="The expected gradients per round that are compared (tradeoffs, group-size).",
         ),
+    ] = None,
+    cohort: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N ...", help="The cohort sizes that are compared (server-step)."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run.")] = None,
     seeds: Annotated[
@@ -78,11 +82,12 @@ def study_command(
     run = resolve("studies", name, "study")
     given: dict[str, Any] = {
         "model": model,
-        "data": data,
+        "data": tuple(data or ()),
         "user_column": user_column,
         "text_column": text_column,
         "epsilons": _numbers("--epsilon", epsilon or []),
         "budgets": _numbers("--budget", budget or []),
+        "cohorts": _numbers("--cohort", cohort or []),
         "rounds": rounds,
         "seeds": seeds,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context, Decimal
 from functools import cached_property
@@ -173,14 +173,19 @@ class OnText:
     make: Callable[[Options], Trained]
     takes: Collection[str]
 
-    def __call__(self, out: Path, *, quick: bool, **given: object) -> None:
+    def __call__(
+        self, out: Path, *, quick: bool, data: Sequence[Path] = (), **given: object
+    ) -> None:
         """Run it.
 
         Raises:
             ConfigError: a wrong option, or `out` is not a folder for a study.
             RunsFailedError: a run failed; what the others gave is written.
         """
-        options = Options(quick=quick, **given)  # type: ignore[arg-type]
+        if len(data) > 1:
+            raise ConfigError(f"--data {data[1]}: a second file; this study takes one")
+        file = data[0] if data else None
+        options = Options(quick=quick, data=file, **given)  # type: ignore[arg-type]
         check_folder(out)
         study = self.make(options)
         whole = replace(

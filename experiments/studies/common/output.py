@@ -124,10 +124,12 @@ class Study:
         """
         check_folder(out)
         with sole_writer(out):
-            self.write(self.compute(quick), out, quick=quick)
+            result = self.compute(quick)
+            self.write(result, out, quick=quick)
+            self.show(result, out)
 
     def write(self, result: Result, out: Path, *, quick: bool) -> None:
-        """Write the files into `out`, replacing a former run's, and print the table."""
+        """Write the files into `out`, replacing a former run's."""
         # An ε stands with what it must be said with, where the columns do not say it.
         named = [text for text in result.settings if "unit: user" in text]
         terms = {"terms": named[0]} if named else {}
@@ -140,6 +142,9 @@ class Study:
             stream = io.BytesIO()
             result.figure.savefig(stream, format=form, dpi=DPI)
             write_atomically(out / f"picture.{form}", stream.getvalue())
+
+    def show(self, result: Result, out: Path) -> None:
+        """Print table, counts and settings, and where the files in `out` are."""
         console = table_console()
         console.print(Text(self.title, style="bold"), result.table.rich())
         for sentence in (*result.notes, *result.settings):

@@ -96,7 +96,7 @@ class Trained:
             out / RUNS,
             keys=self.quick_keys if quick else self.keys,
             seeds=self.quick_seeds if quick else self.seeds,
-            runner=one_after_another if quick else _side_by_side(),
+            runner=one_after_another if quick else side_by_side(),
         )
         write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
         tuning, pairs = measurement.tuning, differences_table(measurement)
@@ -154,7 +154,7 @@ def split_of(config: Config) -> Split:
     return load_materials(config.seed, config.data, config.model, "cpu").split
 
 
-def _side_by_side() -> Runner:
+def side_by_side() -> Runner:
     """Return a runner of one run a core where Ray is installed: these runs are small."""
     allowed = getattr(
         os, "sched_getaffinity", None

@@ -169,7 +169,7 @@ class Scale:
     quick: bool = False
 
     def stages(self) -> list[Stage]:
-        """Return all runs, the cheapest first; a later seed counts as so many times dearer.
+        """Return all runs, seed by seed and the cheapest first.
 
         The grid is of the first seed and the smallest cohort: at the fewest rounds for every ε, at
         the most rounds for the largest ε.
@@ -187,7 +187,7 @@ class Scale:
         for rounds, epsilon in grids:
             settings = self._settings(min(self.cohorts), rounds, (epsilon,))
             stages.append(Stage(0, settings, (AUTO, *self.steps)))
-        return sorted(stages, key=lambda stage: stage.cost * (stage.seed + 1))
+        return sorted(stages, key=lambda stage: (stage.seed, stage.cost))
 
     def _settings(self, cohort: float, rounds: int, epsilons: Sequence[float]) -> list[Setting]:
         return [
@@ -539,7 +539,6 @@ def _typed(
     words = [f" --data {path.name}" for path in data]
     for option, values in (("epsilon", epsilons), ("cohort", cohorts)):
         words += [f" --{option} {' '.join(f'{value:g}' for value in values)}"] if values else []
-    words += [
-        f" --{name} {value}" for name, value in (("rounds", rounds), ("seeds", seeds)) if value
-    ]
+    for option, value in (("rounds", rounds), ("seeds", seeds)):
+        words += [f" --{option} {value}"] if value else []
     return "".join(words)

@@ -45,17 +45,28 @@ from fedsim.experiments.studies.common.output import (
 from fedsim.experiments.studies.common.trained import MEASUREMENT, RUNS, quick_config, side_by_side
 from fedsim.materials import materials_of
 from fedsim.planner.compare_strategies import compare_strategies
-from fedsim.report.grid_result import CellResult, GridResult, captions, records, with_reports
+from fedsim.report.grid_result import (
+    INTERVAL_NOTE,
+    CellResult,
+    GridResult,
+    records,
+    with_reports,
+)
 from fedsim.report.intervals import Difference, difference
 from fedsim.report.schema import load_report
 from fedsim.report.style import INK, colour
-from fedsim.report.wording import NOTHING, duration_text
+from fedsim.report.tables import UTILITY_NOTE
+from fedsim.report.wording import NOTHING, TOGETHER, duration_text
 from fedsim.runner.folder import RunFolder
 from fedsim.sweep.jobs import Job, carry_out, check_folders, one_after_another
 from fedsim.utils.files import write_atomically
 from fedsim.utils.locks import sole_writer
 
 NAME, TITLE = "server-step", "The server's step: defaults and plan against tuned constant rates"
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"source": "shakespeare", "cutting": "join", "sequence_length": 32},
+    "model": {"name_or_path": "tiny-gpt"},
+}
 BUILT_IN = "shakespeare"
 DEFAULTS, PLAN, AUTO = "defaults", "plan", "auto"
 STEPS: Final[dict[str, dict[str, Any]]] = {
@@ -83,10 +94,10 @@ log = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text that is trained on; `source` as the config names it."""
+    """A text that is trained on; `file` is None for the built-in one."""
 
     name: str
-    source: str
+    file: Path | None = None
 
     @cached_property
     def scored(self) -> float:
@@ -98,12 +109,13 @@ class Corpus:
         self, seed: int, cohort: float, rounds: int, epsilon: float, scored: float = 1.0
     ) -> Config:
         """Return a config without clip and server."""
-        columns = {} if self.source == BUILT_IN else {"user_column": "user"}
-        data = {"source": self.source, "cutting": "join", "sequence_length": 32, **columns}
+        columns = {"user_column": "user", "text_column": "text"}
+        texts = {} if self.file is None else {"source": str(self.file), **columns}
         return parse_config(
             {
+                **BASE,
                 "seed": seed,
-                "data": {**data, "held_out_limit": 1, "held_out_from": scored},
+                "data": {**BASE["data"], **texts, "held_out_limit": 1, "held_out_from": scored},
                 "strategy": {"rounds": rounds, "cohort_size": cohort, "group_size": 2},
                 "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"},
                 "training": {
@@ -506,7 +518,8 @@ def _result(scale: Scale, runs: Runs, stages: Sequence[Stage], out: Path) -> Res
             f"{listed(scale.cohorts)}, rounds {listed(scale.rounds)}, ε {listed(scale.epsilons)}, "
             f"{scale.seeds} seeds; sequence length 32, groups of 2, texts of a user joined; one "
             f"example of about {SCORED:,} users is scored.",
-            *captions(measurement),
+            *dict.fromkeys(line.result.terms for line in lines),
+            *(INTERVAL_NOTE, UTILITY_NOTE, TOGETHER),
         ],
         notes=counts(lines, found),
         table=table(lines),
@@ -517,14 +530,14 @@ def _result(scale: Scale, runs: Runs, stages: Sequence[Stage], out: Path) -> Res
 
 
 def _corpora(data: Sequence[Path]) -> tuple[Corpus, ...]:
-    corpora = {BUILT_IN: Corpus(BUILT_IN, BUILT_IN)}
+    corpora = {BUILT_IN: Corpus(BUILT_IN)}
     for path in data:
         if not path.exists():
             raise ConfigError(f"--data {path}: there is no such file")
         name = path.name.partition(".")[0]
         if name in corpora:
             raise ConfigError(f"--data {path}: a second text called {name!r}; rename the file")
-        corpora[name] = Corpus(name, str(path.resolve()))
+        corpora[name] = Corpus(name, path.resolve())
     return tuple(corpora.values())
 
 

@@ -36,6 +36,7 @@ TRAINED = [  # see test_trained_studies.py
     "mechanisms",
     "records-per-user",
     "selection",
+    "server-step",
     "small-cohort-estimate",
     "tradeoffs",
     "users-in-accounting",

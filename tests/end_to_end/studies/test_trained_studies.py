@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from fedsim.experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from fedsim.experiments.studies.charles_2024.tradeoffs import Recommendation
 from fedsim.experiments.studies.common import trained
+from fedsim.experiments.studies.de_2022 import server_step
 from fedsim.experiments.studies.ganesh_2025.co_owned_runs import QUICK
 from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
@@ -51,6 +53,8 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         raw = small_config(speeches).model_dump(exclude_none=True)
         patch.setattr(gradient_diversity, "CONFIG", raw)
         patch.setattr(gradient_diversity, "COHORT", 6)
+        light = tomllib.loads(path.read_text(encoding="utf-8"))
+        patch.setattr(server_step, "BASE", {name: light[name] for name in ("data", "model")})
         tradeoffs.planned.cache_clear()
         yield
     tradeoffs.planned.cache_clear()
@@ -103,6 +107,30 @@ def test_a_study_on_a_file(name: str, chats: Path, tmp_path: Path) -> None:
     assert f"`fedsim study {name} --data chats.jsonl.gz {' '.join(options)} --quick`" in page
     for path in out.glob("*.*"):
         assert str(chats.parent).encode() not in path.read_bytes()
+
+
+def test_the_server_step_on_a_file_beside_the_built_in_text(chats: Path, tmp_path: Path) -> None:
+    options = ("--data", str(chats), "--cohort", "4")
+    rows, page = quick("server-step", tmp_path, *options)
+    assert {row["set.data"] for row in rows} == {"shakespeare", "chats"}
+    assert {row["source"] for row in rows} == {"defaults", "plan", "auto", *server_step.QUICK_STEPS}
+    assert "- 10 of 10 runs are done" in page
+    assert "2 grids are complete" in page
+    assert "`fedsim study server-step --data chats.jsonl.gz --cohort 4 --quick`" in page
+    assert str(chats.parent) not in page
+    begun = [(path / "report.json").stat().st_mtime_ns for path in (tmp_path / "runs").glob("*0")]
+    _, again = quick("server-step", tmp_path, *options)
+    assert again == page
+    ended = [(path / "report.json").stat().st_mtime_ns for path in (tmp_path / "runs").glob("*0")]
+    assert ended == begun
+
+
+def test_files_of_one_name_or_too_many(chats: Path, tmp_path: Path) -> None:
+    twice = ("--data", chats, "--data", chats)
+    done = fedsim("study", "server-step", "--out", tmp_path / "one", *twice)
+    assert "a second text called 'chats'; rename the file" in done.complaint
+    done = fedsim("study", "group-size", "--out", tmp_path / "two", *twice)
+    assert "a second file; this study takes one" in done.complaint
 
 
 def test_a_file_without_the_column(chats: Path, tmp_path: Path) -> None:

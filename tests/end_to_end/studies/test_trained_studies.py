@@ -13,7 +13,7 @@ import pytest
 from fedsim.experiments.studies.charles_2024 import gradient_diversity, tradeoffs
 from fedsim.experiments.studies.charles_2024.tradeoffs import Recommendation
 from fedsim.experiments.studies.common import trained
-from fedsim.experiments.studies.de_2022 import server_step
+from fedsim.experiments.studies.de_2022 import server_step_runs
 from fedsim.experiments.studies.ganesh_2025.co_owned_runs import QUICK
 from fedsim.planner.variants import changed
 from fedsim.report.grid_result import GridResult
@@ -54,7 +54,7 @@ def _small_text(speeches: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         patch.setattr(gradient_diversity, "CONFIG", raw)
         patch.setattr(gradient_diversity, "COHORT", 6)
         light = tomllib.loads(path.read_text(encoding="utf-8"))
-        patch.setattr(server_step, "BASE", {name: light[name] for name in ("data", "model")})
+        patch.setattr(server_step_runs, "BASE", {name: light[name] for name in ("data", "model")})
         tradeoffs.planned.cache_clear()
         yield
     tradeoffs.planned.cache_clear()
@@ -113,7 +113,12 @@ def test_the_server_step_on_a_file_beside_the_built_in_text(chats: Path, tmp_pat
     options = ("--data", str(chats), "--cohort", "4")
     rows, page = quick("server-step", tmp_path, *options)
     assert {row["set.data"] for row in rows} == {"shakespeare", "chats"}
-    assert {row["source"] for row in rows} == {"defaults", "plan", "auto", *server_step.QUICK_STEPS}
+    assert {row["source"] for row in rows} == {
+        "defaults",
+        "plan",
+        "auto",
+        *server_step_runs.QUICK_STEPS,
+    }
     assert "- 10 of 10 runs are done" in page
     assert "2 grids are complete" in page
     assert "`fedsim study server-step --data chats.jsonl.gz --cohort 4 --quick`" in page

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedsim.experiments.studies.de_2022.server_step import (
+from fedsim.experiments.studies.de_2022.server_step import contests, counts, grid_of, table
+from fedsim.experiments.studies.de_2022.server_step_runs import (
     AUTO,
     DEFAULTS,
     PLAN,
@@ -13,10 +14,6 @@ from fedsim.experiments.studies.de_2022.server_step import (
     Line,
     Scale,
     Setting,
-    contests,
-    counts,
-    grid_of,
-    table,
 )
 from fedsim.report.grid_result import CellResult
 from fedsim.report.intervals import interval

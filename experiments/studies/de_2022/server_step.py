@@ -9,7 +9,8 @@ rate. The best of a grid is chosen on held-out text, which no ε here pays for.
 
 `tiny-gpt` trains on the built-in text and on every file of `--data` (JSON lines, columns `user` and
 `text`). A gain is the held-out loss at the start minus that at the end. The paper tunes rate and
-clip by hand; here the grid alone is tuned.
+clip by hand; here the grid alone is tuned. The three constants of the automatic rate were chosen on
+these very texts (`docs/planning.md`).
 
 The page of this repository has three files: the Ubuntu IRC logs of irc-disentanglement (Kummerfeld
 et al. 2019, CC-BY-4.0) by nick; the changelogs of source packages of Debian 12 by maintainer

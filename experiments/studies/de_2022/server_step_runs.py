@@ -44,7 +44,7 @@ STEPS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """The grid: constant rates, each with its clip."""
-QUICK_STEPS = ("adam 0.003 clip 1", "sgd 0.4")
+QUICK_STEPS = ("sgd 0.4",)
 _FIXED = 2_000.0  # gradients that take about as long as the evaluations of a run
 
 log = logging.getLogger("fedsim")

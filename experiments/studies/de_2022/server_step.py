@@ -1,4 +1,4 @@
-"""De et al. 2022, §3 and App. C, on text: does a private run end below its start, and how far?
+"""De et al. 2022, on text: does a private run end below its start, and how far?
 
 *Defaults*: a config that says ε, δ, cohort, rounds, group and sequence length, and nothing of clip
 or server; its learning rate is automatic. *Plan*: the config that `fedsim plan` writes for it, with
@@ -108,11 +108,12 @@ def counts(lines: Sequence[Line], found: Sequence[Contest]) -> list[str]:
     """Return a sentence for each question of the study."""
     ends = {(line.setting, line.way): line.result.loss for line in lines}
     sentences = []
-    for way in (DEFAULTS, PLAN):
+    verbs = {DEFAULTS: "Defaults end below their start", PLAN: "The plan ends below its start"}
+    for way, verb in verbs.items():
         runs = [line for line in lines if line.way == way]
         total = sum(len(line.starts) for line in runs)
         below = sum(gain > 0.0 for line in runs for gain in line.gains.values())
-        sentences.append(f"{way.capitalize()} end below their start in {below} of {total} runs.")
+        sentences.append(f"{verb} in {below} of {total} runs.")
     pairs = [
         (mean, planned)
         for (setting, way), mean in ends.items()

@@ -64,7 +64,7 @@ def test_each_question_has_its_count() -> None:
     found = contests(LINES, len(STEPS))
     below, planned, better, near, large = counts(LINES, found)
     assert below == "Defaults end below their start in 1 of 2 runs."
-    assert planned == "Plan end below their start in 2 of 2 runs."
+    assert planned == "The plan ends below its start in 2 of 2 runs."
     assert "at or below that of defaults in 1 of 1 cells" in better
     assert "at least 0.85 of the gain of the grid's best in 1 of 1 cells" in near
     assert "at least 1.3 times the gain of the grid's best in 1 of 1 cells" in large

@@ -53,7 +53,7 @@ class ClipConfig(Section):
     l2_clip_norm: Positive | None = None
     """Largest L2 norm of a unit's update; 1.0 if there is no `[strategy.clip]`."""
     normalise: bool = False
-    """Also scale smaller updates up to the bound."""
+    """Divide clipped updates by the bound, so that SGD's learning rate does not depend on it."""
     schedule: ScheduleConfig | None = None
     """A clip norm that moves on a fixed schedule."""
     adaptive: AdaptiveConfig | None = None

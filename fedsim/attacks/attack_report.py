@@ -22,10 +22,10 @@ Statistic = Literal["mean", "max", "min"]
 
 
 class Operating(Record):
-    """The true positive rate at a false positive rate; None where too few users are held out.
+    """The true positive rate at a false positive rate; None if too few users are held out.
 
-    Of n held-out users no share below 1/n but 0 can be let pass, and a rate that small is then not
-    measured (Kandpal et al. 2023, Table 4: "N/A").
+    With n held-out users, false positive rates between 0 and 1/n cannot be measured (Kandpal et al.
+    2023, Table 4: "N/A").
     """
 
     false_positive_rate: Probability
@@ -34,7 +34,7 @@ class Operating(Record):
 
 
 class Measured(Record):
-    """One statistic with so many samples a user. Intervals: the middle 95 % of a bootstrap."""
+    """One statistic at a number of samples per user; intervals are 95 % bootstrap intervals."""
 
     statistic: Statistic
     samples: Annotated[int, Field(ge=1)]
@@ -45,7 +45,7 @@ class Measured(Record):
 
 
 class Curve(Record):
-    """A ROC from (0, 0) to (1, 1), and the scores that it was made of are not kept."""
+    """A ROC from (0, 0) to (1, 1), without the scores."""
 
     statistic: Statistic
     false_positive_rates: Shares
@@ -53,10 +53,10 @@ class Curve(Record):
 
 
 class Group(Record):
-    """An attack on some users: the real ones, the planted ones, or owners who wrote nothing.
+    """An attack on a group: real users, canaries, or listeners (owners without own texts).
 
-    The first of `measured` is what the attack is known by. All of them are about the same users:
-    those with enough samples for the largest number of samples.
+    The first entry of `measured` is the headline. All entries are about the same users: those with
+    enough samples for the largest number of samples.
     """
 
     name: Literal["users", "canaries", "listeners"]
@@ -69,10 +69,10 @@ class Group(Record):
 
 
 class Checkpoint(Record):
-    """The attack, and how well the model does on both sides, after a round.
+    """The attack, and the model's losses for both sides, after a round.
 
-    Losses are nats a predicted token on the samples that the attacker may know, none of which was
-    trained on; `gap` is held-out users' loss minus trained users'.
+    Losses are nats per predicted token on the attacker's samples, which are not in the training
+    data. `gap` is the held-out users' loss minus the trained users' loss.
     """
 
     round: Count
@@ -83,14 +83,14 @@ class Checkpoint(Record):
 
 
 class Bound(Record):
-    """The AUROC that the guarantee allows such an attack, or why it bounds nothing."""
+    """The largest AUROC that the guarantee allows, or None and the reason."""
 
     auroc: Probability | None
     reason: Text
 
 
 class AttackReport(Record):
-    """The whole of `attack.json`; what is not in a group is of the first group's headline."""
+    """The content of `attack.json`; top-level results are those of the first group's headline."""
 
     format: Literal[1] = 1
     run: Text

@@ -1,4 +1,4 @@
-"""An attack drawn: ROC curves beside the guarantee's bound, samples a user, and the rounds."""
+"""Pictures of an attack: ROC curves with the guarantee's bound, samples per user, rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedsim.report.figures import UNCOVERED, Axis, Chart, Panel, Point, Series, 
 from fedsim.report.style import colour
 from fedsim.report.wording import NOT_COVERED, promised_text, terms_text
 
-LEAST_RATE = 1e-3  # where the logarithmic axes begin
+LEAST_RATE = 1e-3  # start of the logarithmic axes
 
 
 def attack_chart(report: AttackReport) -> Chart:
@@ -16,19 +16,19 @@ def attack_chart(report: AttackReport) -> Chart:
     low, high = report.auroc_interval
     text = (
         f"AUROC {report.auroc:.3f} ({low:.3f} to {high:.3f}) with {report.samples_per_user} "
-        f"samples a user, {report.users_in} trained and {report.users_out} held-out users: "
-        f"{NOT_COVERED}. Promised: {promised_text(report.privacy)}."
+        f"samples per user, {report.users_in} trained and {report.users_out} held-out users: "
+        f"{NOT_COVERED}. Guarantee: {promised_text(report.privacy)}."
     )
     if report.bound.auroc is not None:
-        text += f" It allows an AUROC of {text_up(report.bound.auroc, 3)}."
+        text += f" It allows an AUROC of up to {text_up(report.bound.auroc, 3)}."
     return Chart([attack_panels(report)[:2]], [text])
 
 
 def attack_panels(report: AttackReport) -> list[Panel]:
-    """Return both ROCs, the sweep over samples and, with checkpoints, the attack over rounds."""
+    """Return panels: both ROCs, AUROC over samples and, with checkpoints, over rounds."""
     caption = UNCOVERED
     if report.bound.auroc is not None:
-        caption = f"Dashed: what the guarantee allows; {terms_text(report.privacy)}. {caption}"
+        caption = f"Dashed: the guarantee's bound; {terms_text(report.privacy)}. {caption}"
     panels = [
         _roc(report, "roc", "ROC", caption, 0.0),
         _roc(report, "log-roc", "ROC, logarithmic", caption, LEAST_RATE),
@@ -42,30 +42,30 @@ def attack_panels(report: AttackReport) -> list[Panel]:
             curve("held-out users", [(state.round, state.loss_out) for state in states], colour(1)),
         ]
         gap = f"The wider the gap, the more the model overfits to its users. {caption}"
-        title = "Loss on text that was not trained on"
+        title = "Loss on text outside the training data"
         panels += [
             Panel("rounds", "AUROC over the rounds", caption, [auroc], y=Axis("AUROC")),
-            Panel("losses", title, gap, losses, y=Axis("nats a token")),
+            Panel("losses", title, gap, losses, y=Axis("nats per token")),
         ]
     return panels
 
 
 def _roc(report: AttackReport, key: str, title: str, caption: str, least: float) -> Panel:
-    """Return a panel of ROCs, logarithmic if it begins at a rate above zero.
+    """Return a panel of ROCs, with logarithmic axes if `least` is above zero.
 
-    Of one group it has all statistics, of several the mean.
+    It shows all statistics of a single group, or the mean of several groups.
     """
     log = least > 0.0
     shown = [
-        (f"{found.statistic} of {group.name}", found)
+        (f"{roc.statistic} of {group.name}", roc)
         for group in report.groups
-        for found in group.curves
-        if len(report.groups) == 1 or found.statistic == "mean"
+        for roc in group.curves
+        if len(report.groups) == 1 or roc.statistic == "mean"
     ]
     series = []
-    for index, (name, found) in enumerate(shown):
-        rates = zip(found.false_positive_rates, found.true_positive_rates, strict=True)
-        # Of n held-out users the least rate above 0 is 1/n: nothing was measured left of it.
+    for index, (name, roc) in enumerate(shown):
+        rates = zip(roc.false_positive_rates, roc.true_positive_rates, strict=True)
+        # With n held-out users the smallest measured rate above 0 is 1/n.
         points = [Point(*pair) for pair in rates if pair[0] > 0.0 or not log]
         series.append(Series(name, points, colour(index)))
     series.append(curve("guessing", [(least, least), (1.0, 1.0)], width=0.7))
@@ -84,5 +84,5 @@ def _sweep(report: AttackReport, caption: str) -> Panel:
         points = sorted(Point(row.samples, row.auroc, *row.auroc_interval) for row in rows)
         series.append(Series(f"mean of {group.name}", points, colour(index), marks=True))
     counts = sorted({point.at for one in series for point in one.points})
-    x = Axis("samples of a user that the attacker has", log=True, ticks=counts)
-    return Panel("samples", "AUROC and samples a user", caption, series, x, Axis("AUROC"))
+    x = Axis("samples per user that the attacker has", log=True, ticks=counts)
+    return Panel("samples", "AUROC and samples per user", caption, series, x, Axis("AUROC"))

@@ -13,7 +13,7 @@ from fedsim.utils.files import write_atomically
 
 
 def write_attack(report: AttackReport, out: Path) -> None:
-    """Write the files into `out`; all are made before any is written."""
+    """Write the files to `out`, after all of them are rendered."""
     contents: dict[str, bytes | str] = {
         "attack.json": report.model_dump_json(indent=2) + "\n",
         "attack.html": render_attack(report),

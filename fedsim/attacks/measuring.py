@@ -1,9 +1,9 @@
 """Measure an attack: statistics of log ratios, ROC of each, and overfitting of each checkpoint.
 
-The log ratio of a sample x is log p_θ(x) - log p_ref(x), each the log-likelihood of the whole
-sequence: a sum over its predicted tokens, not divided by their number. A user's statistic is the
-mean, the largest or the smallest log ratio of its samples (Kandpal et al. 2023, §3, eq. 4, and
-Table 6). Both losses of the gap (Figure 3) are on text that was never trained on.
+The log ratio of a sample x is log p_θ(x) - log p_ref(x). Each term is the log-likelihood of the
+whole sequence, summed over its predicted tokens. A user's statistic is the mean, the largest or the
+smallest log ratio of the user's samples (Kandpal et al. 2023, §3, eq. 4, and Table 6). Both losses
+of the gap (Figure 3) are on text outside the training data.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class LogRatios(NamedTuple):
     offsets: Indices
 
     def __call__(self, users: Indices, samples: int) -> Scores:
-        """Return those of the first samples of some users, (users, samples)."""
-        found: Scores = self.values[self.offsets[users][:, None] + np.arange(samples)]
-        return found
+        """Return the log ratios of the first samples of some users, (users, samples)."""
+        ratios: Scores = self.values[self.offsets[users][:, None] + np.arange(samples)]
+        return ratios
 
 
 FALSE_POSITIVE_RATES = (0.001, 0.005, 0.01, 0.05, 0.1)  # Kandpal et al. 2023, Table 4
@@ -57,15 +57,15 @@ def measure_group(
     Args:
         name: "users", "canaries" or "listeners".
         sides: the attacked users; all have at least `max(samples)` samples.
-        ratios: of all users; `sides` has indices into them.
-        samples: numbers of a user's samples that the attacker uses; the largest is the headline.
-        seed: of the bootstrap.
+        ratios: log ratios of all users; `sides` has indices into them.
+        samples: numbers of samples per user for the attacker; the largest is the headline.
+        seed: seed of the bootstrap.
     """
     inside, outside = (ratios(users, max(samples)) for users in (sides.inside, sides.outside))
     settings = [
         (statistic, number)
         for number in sorted(set(samples), reverse=True)
-        for statistic in (STATISTICS if number > 1 else STATISTICS[:1])  # of one they are equal
+        for statistic in (STATISTICS if number > 1 else STATISTICS[:1])  # equal for one sample
     ]
     measured, curves = [], []
     for which, number in settings:
@@ -100,12 +100,12 @@ def statistic(which: Statistic, ratios: Scores) -> Scores:
 
 
 def measure(which: Statistic, samples: int, inside: Scores, outside: Scores, seed: int) -> Measured:
-    """Return how well scores tell the two sides apart, each number with its interval."""
+    """Measure how well scores separate the two sides, with an interval for each number."""
     measures: list[Measure] = [
         auroc,
         *(partial(rate_at, false_positive_rate=rate) for rate in FALSE_POSITIVE_RATES),
     ]
-    # The same resamples for every statistic: differences are then of the statistics alone.
+    # All statistics use the same resamples, so that resampling adds no difference between them.
     generator = stream(seed, "attack", 1)
     first, *others = bootstrap(measures, inside, outside, generator, RESAMPLES)
     operating = []
@@ -140,12 +140,12 @@ def after_round(
     """Return the attack by the mean, and the losses of both sides, on one state of the model.
 
     Args:
-        round: of the state.
-        known: the samples that were scored.
+        round: round of the state.
+        known: the scored samples.
         sides: the attacked users.
         before: the samples' scores under the reference.
-        after: their scores under the state.
-        samples: number of a user's samples in the attack; the losses are of all samples.
+        after: the samples' scores under the state.
+        samples: number of samples per user in the attack; the losses use all samples.
     """
     ratios = LogRatios(before.nats - after.nats, known.offsets)
     inside, outside = (ratios(users, samples).mean(1) for users in (sides.inside, sides.outside))
@@ -160,7 +160,7 @@ def after_round(
 
 
 def rank_correlation(states: Sequence[Checkpoint]) -> float | None:
-    """Return Spearman's correlation of gap and AUROC; None for fewer than three, or equal ones."""
+    """Return Spearman's correlation of gap and AUROC; None for < 3 states or constant values."""
     gaps, areas = [state.gap for state in states], [state.auroc for state in states]
     if len(states) < 3 or len(set(gaps)) == 1 or len(set(areas)) == 1:
         return None
@@ -168,6 +168,6 @@ def rank_correlation(states: Sequence[Checkpoint]) -> float | None:
 
 
 def _loss(known: AttackSamples, users: Indices, scores: ExampleScores) -> float:
-    """Return the nats a predicted token of all samples of these users."""
+    """Return the loss over all samples of these users, in nats per predicted token."""
     places = runs(known.offsets[users], known.counts[users])
     return float(scores.nats[places].sum() / np.maximum(scores.tokens[places].sum(), 1))

@@ -1,7 +1,7 @@
 """ROC of a membership attack, measured from scores.
 
-An attacker calls users above a threshold members. The measures take the scores of users who were in
-the training data and of users who were not, finite float64, neither empty.
+The attacker guesses that users with a score above a threshold are members. All measures take two
+non-empty arrays of finite float64 scores: of users in the training data, and of other users.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COVERAGE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """Percentiles of a bootstrap: the middle 95 %, from `low` to `high`, and its deviation."""
+    """A 95 % bootstrap interval from `low` to `high`, and the bootstrap's standard deviation."""
 
     low: float
     high: float
@@ -35,9 +35,9 @@ def auroc(inside: Scores, outside: Scores) -> float:
 
 
 def true_positive_rate(inside: Scores, outside: Scores, false_positive_rate: float) -> float:
-    """Return the largest share of members above a threshold that at most this share of others pass.
+    """Return the largest true positive rate at a false positive rate of at most the given one.
 
-    With n others no rate below 1/n differs from 0: then none of them may pass.
+    With n non-members, a rate below 1/n allows no false positive.
     """
     allowed = int(false_positive_rate * len(outside) + 1e-9)  # 0.29 * 100 is 28.999…
     if allowed >= len(outside):
@@ -47,10 +47,10 @@ def true_positive_rate(inside: Scores, outside: Scores, false_positive_rate: flo
 
 
 def roc_curve(inside: Scores, outside: Scores) -> tuple[Scores, Scores]:
-    """Return the false and true positive rates of every threshold, from (0, 0) to (1, 1).
+    """Return the false and true positive rates of all thresholds, from (0, 0) to (1, 1).
 
-    Scores that are equal pass together: between two points lies what tossing a coin among the
-    equal ones gives, a straight line, so that the area below is `auroc`.
+    Equal scores pass together. The straight line between two points corresponds to random choice
+    among equal scores, so that the area below the curve is `auroc`.
     """
     thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
     rates = [
@@ -68,11 +68,10 @@ def bootstrap(
     generator: np.random.Generator,
     resamples: int,
 ) -> list[Interval]:
-    """Return a bootstrap interval for each measure, all from the same resamples.
+    """Return a bootstrap interval for each measure, from the same resamples.
 
-    Members and others are resampled separately, each group at its size. So an interval covers the
-    choice of the users in the two groups: not another training of the model, and not other texts
-    of the same users.
+    Members and non-members are resampled separately, each group at its own size. So an interval
+    covers the choice of users, but not another training or other texts of the same users.
     """
     values = np.empty((resamples, len(measures)))
     for row in values:

@@ -1,11 +1,10 @@
-"""The users and samples of an attack: members, and others who were not trained on.
+"""The users and samples of an attack: members and non-members (Kandpal et al. 2023, D.1).
 
-Kandpal et al. 2023, D.1. Members are users of the training set; the attacker has their held-out
-examples, without those that the user also has, token for token, among the training examples. For
-users who were never trained on, the attacker has the examples that the same rule would have held
-out, so that both sides have equally many.
+Members are users of the training set. The attacker has their held-out examples, except exact copies
+of the user's training examples. For non-members the attacker has the examples that the same rule
+would hold out, so that both sides have equally many samples.
 
-If texts have several owners, a listener is an owner who wrote nothing. The attacker has the
+If texts have several owners, a listener is an owner without own texts. The attacker has the
 listener's share of the texts that the same rule holds out from their writers.
 """
 
@@ -24,21 +23,21 @@ from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import owners
 from fedsim.seeding import base, hashes
 
-FEWEST_USERS = 2  # of each side; fewer give no ROC
+FEWEST_USERS = 2  # minimum number of users per side for a ROC
 
 
 @dataclass(frozen=True, eq=False)
 class AttackSamples:
-    """Every user's samples that an attacker may have, in the order in which it gets them.
+    """All users' samples for the attacker, in the order of use.
 
     Attributes:
-        users: indices of the store, int64, ascending; those with at least one sample. Listeners
-            have numbers from the store's number of users on, as in its owner graph.
+        users: users with at least one sample: indices of the store, int64, ascending. Listeners
+            have numbers from the store's number of users, as in its owner graph.
         offsets: (users + 1,) int64: user i has samples[offsets[i] : offsets[i + 1]].
-        samples: examples of the store, int64; a user's are in an order drawn from the seed.
-        trained: everyone whose text was trained on, int64, ascending; with samples or without.
-        held_out: the same of those who are held out. Where texts have several owners, some are on
-            neither side, and have no samples: others of their owners kept all their texts out.
+        samples: examples of the store, int64; a user's samples are in random order.
+        trained: all users with training text, int64, ascending; with samples or without.
+        held_out: all held-out users, likewise. If texts have several owners, some users are on
+            neither side, because co-owners kept all their texts out of training.
     """
 
     users: Indices
@@ -49,7 +48,7 @@ class AttackSamples:
 
     @property
     def member(self) -> npt.NDArray[np.bool_]:
-        """Whether each user was trained on, (users,)."""
+        """(users,): whether the user's text was in the training data."""
         return np.isin(self.users, self.trained)
 
     @property
@@ -60,7 +59,7 @@ class AttackSamples:
 
 @dataclass(frozen=True, eq=False)
 class MemberSplit:
-    """Members and others: indices into `AttackSamples.users`, and counts with too few samples."""
+    """Members and non-members (indices into `AttackSamples.users`); counts of left-out users."""
 
     inside: Indices
     outside: Indices
@@ -71,14 +70,14 @@ class MemberSplit:
 def known_samples(
     store: TokenStore, split: Split, data: DataConfig, seed: int, pooled: Indices | None = None
 ) -> AttackSamples:
-    """Return what an attacker may know of every user.
+    """Return the samples of all users for the attacker.
 
     Args:
-        store: of the run.
-        split: of the store.
-        data: how it was split.
-        seed: what it was split by.
-        pooled: the examples that rounds drew from, None for all training examples; read where texts
+        store: token store of the run.
+        split: split of the store.
+        data: config of the split.
+        seed: seed of the split.
+        pooled: examples from which rounds drew; None: all training examples. Used only if texts
             have several owners.
     """
     everyone = split_store(
@@ -91,18 +90,18 @@ def known_samples(
         from_users=data.held_out_from,
     )
     samples = _not_trained_on(store, everyone)
-    whose = owners(store, samples)
+    owner = owners(store, samples)
     trained, held_out = split.users, split.held_out_users
     if (graph := store.graph) is not None:
         examples = split.train_examples if pooled is None else pooled
         trained, held_out = np.flatnonzero(graph.degrees(examples)), split.held_out_owners
         counts, co_owners = graph.of(samples)
-        samples, writer = np.repeat(samples, counts), np.repeat(whose, counts)
-        asked = (co_owners == writer) | (co_owners >= graph.num_users)
-        asked &= np.isin(co_owners, np.concatenate([trained, held_out]))
-        samples, whose = samples[asked], co_owners[asked]
-    order = np.lexsort((hashes(base(seed, "attack", 0), store.example_keys[samples]), whose))
-    users, counts = np.unique(whose, return_counts=True)
+        samples, writer = np.repeat(samples, counts), np.repeat(owner, counts)
+        attacked = (co_owners == writer) | (co_owners >= graph.num_users)
+        attacked &= np.isin(co_owners, np.concatenate([trained, held_out]))
+        samples, owner = samples[attacked], co_owners[attacked]
+    order = np.lexsort((hashes(base(seed, "attack", 0), store.example_keys[samples]), owner))
+    users, counts = np.unique(owner, return_counts=True)
     return AttackSamples(
         users=users,
         offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
@@ -113,34 +112,34 @@ def known_samples(
 
 
 def _not_trained_on(store: TokenStore, everyone: Split) -> Indices:
-    """Return the held-out examples without those that equal another example of their writer.
+    """Return the held-out examples, without copies of training examples of the same writer.
 
-    For users who were never trained on too, so that the sides differ by the training alone.
+    The same rule applies to non-members, so that the sides differ only by the training.
     """
     keys = store.example_keys
-    if store.graph is not None:  # there the keys depend on places in the graph
+    if store.graph is not None:  # such a store's keys depend on positions in the graph
         contents = (store.example(example).tobytes() for example in range(store.num_examples))
         keys = np.fromiter((hash(content) % 2**64 for content in contents), np.uint64)
 
     def texts(examples: Indices) -> npt.NDArray[np.void]:
-        found = np.empty(len(examples), [("writer", np.int64), ("key", np.uint64)])
-        found["writer"], found["key"] = owners(store, examples), keys[examples]
-        return found
+        pairs = np.empty(len(examples), [("writer", np.int64), ("key", np.uint64)])
+        pairs["writer"], pairs["key"] = owners(store, examples), keys[examples]
+        return pairs
 
     samples = everyone.held_out_examples
     return samples[~np.isin(texts(samples), texts(everyone.train_examples))]
 
 
 def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSplit:
-    """Return the users of a group who have at least `samples` samples.
+    """Return the users of a group with at least `samples` samples.
 
     Args:
-        known: everyone's samples.
-        group: numbers as in `known.users`, int64.
-        samples: at least 1.
+        known: samples of all users.
+        group: users of the group, numbered as in `known.users`, int64.
+        samples: minimum number of samples, at least 1.
 
     Raises:
-        ConfigError: fewer than two of them on a side.
+        ConfigError: a side has fewer than two such users.
     """
     in_group = np.isin(known.users, group)
     enough = known.counts >= samples
@@ -150,7 +149,7 @@ def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSp
     if min(len(inside), len(outside)) < FEWEST_USERS:
         raise ConfigError(
             f"--samples {samples}: {len(inside)} trained and {len(outside)} held-out users have "
-            f"that many examples that were not trained on; {FEWEST_USERS} of each are needed; "
+            f"that many examples outside the training data; {FEWEST_USERS} of each are needed; "
             "give a smaller number, or hold out more users or examples"
         )
     return MemberSplit(
@@ -162,7 +161,7 @@ def choose_sides(known: AttackSamples, group: Indices, samples: int) -> MemberSp
 
 
 def default_samples(known: AttackSamples, groups: Iterable[Indices]) -> list[int]:
-    """Return 1, 2, 4, … as far as half of each group's users on each side have so many samples."""
+    """Return 1, 2, 4, … while half of the users on each side of each group have enough samples."""
     sides = [
         known.counts[np.isin(known.users, group) & side]
         for group in groups

@@ -1,8 +1,8 @@
 """User inference on a finished run (Kandpal et al. 2023): was a user's text trained on?
 
-The attacker has a few texts of a user, none of which was trained on, and compares their likelihood
-under the trained model with that under a reference. Where texts have several owners, those who
-wrote nothing are attacked as a group of their own: listeners.
+The attacker has a few texts of a user, all outside the training data. The attacker compares their
+likelihoods under the trained model and under a reference model. If texts have several owners,
+owners without own texts are a separate group: listeners.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from fedsim.tensors import Tensors
 
 NOTE = (
     "Scores and rates are computed on private text, not protected by the privacy guarantee. An "
-    "interval is the middle 95 % of a bootstrap over the users: neither over trainings nor over "
-    "their texts. With few users, or near 0 and 1, it covers the true value less often."
+    "interval is a 95 % bootstrap interval over the users, but not over trainings or texts. With "
+    "few users, or near 0 and 1, it covers the true value less often."
 )
 
 _EARLIER = (
-    "The {} was trained before, or may have been, and a seed holds out the same users each time: "
-    "this run's guarantee does not cover that training, so it does not bound this attack."
+    "The {} was trained before, or may have been, and a seed always holds out the same users. "
+    "This run's guarantee does not cover that training, so it does not bound this attack."
 )
 
 
@@ -63,25 +63,25 @@ def attack_run(
 ) -> AttackReport:
     """Attack a finished run.
 
-    Log-likelihoods are kept in RUN_DIR/attack/likelihoods for a second attack.
+    RUN_DIR/attack/likelihoods caches log-likelihoods for further attacks.
 
     Args:
-        run_dir: of a finished run with held-out users, or with canaries.
-        samples: numbers m of a user's samples that the attacker uses; the largest is the
-            headline. Empty for 1, 2, 4, … as long as half of the users have that many.
-        reference: a model's name or path, None for the one that the run started from.
-        checkpoints: also attack every checkpoint that the run kept.
+        run_dir: folder of a finished run with held-out users, or with canaries.
+        samples: numbers m of samples per user for the attacker; the largest is the headline. If
+            empty: 1, 2, 4, … while half of the users have that many.
+        reference: name or path of the reference model; None: the run's initial model.
+        checkpoints: also attack each checkpoint that the run kept.
 
     Raises:
-        ConfigError: no finished run, no user held out, too few users with enough samples, or a
-            reference with another vocabulary.
+        ConfigError: no finished run, no held-out users, too few users with enough samples, or a
+            reference with another tokenizer.
     """
     folder, report = RunFolder(run_dir), _finished(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
     materials = materials_of(config, data_seed)
     split, store = materials.split, materials.store
-    pooled = None  # the examples that rounds draw from; None for all training examples
+    pooled = None  # examples from which rounds draw; None: all training examples
     if store.graph is not None and (plan := build_plan(config, materials)).unit == "example":
         pooled = plan.pool
     known = known_samples(store, split, config.data, data_seed, pooled)
@@ -95,8 +95,8 @@ def attack_run(
         return finite_scores(cache, model, parameters, known.samples)
 
     start = load_beside(config, config.model.start)
-    compared = start if reference is None else _reference(reference, config, materials)
-    before = likelihoods(compared, compared.initial_parameters())
+    reference_model = start if reference is None else _reference(reference, config, materials)
+    before = likelihoods(reference_model, reference_model.initial_parameters())
     saved = load_beside(config, folder.served(config))
     after = likelihoods(saved, saved.initial_parameters())
     ratios = LogRatios(before.nats - after.nats, known.offsets)
@@ -109,19 +109,19 @@ def attack_run(
     for path in checkpoints_in(folder.checkpoints) if checkpoints else ():
         state = load_checkpoint(path)
         states.append(look(state.round, after=likelihoods(materials.model, state.model)))
-    others = []  # models that another training may have made; a seed holds out the same users
+    trained_before = []  # models that may come from earlier training with the same held-out users
     if materials.earlier_training or report.privacy.earlier_training:
-        others.append("starting point")
+        trained_before.append("starting model")
     if reference not in (None, config.model.name_or_path, *BUILT_IN):
-        others.append("reference")
+        trained_before.append("reference model")
     bound = bound_of(report.privacy)
-    if others and config.privacy.noise == "seeded":
-        bound = Bound(auroc=None, reason=_EARLIER.format(others[0]))
+    if trained_before and config.privacy.noise == "seeded":
+        bound = Bound(auroc=None, reason=_EARLIER.format(trained_before[0]))
     headline = measured[0].measured[0]
     return AttackReport(
         run=str(run_dir),
         title=report.title,
-        reference=compared.name,
+        reference=reference_model.name,
         auroc=headline.auroc,
         auroc_interval=headline.auroc_interval,
         tpr_at_fpr={f"{o.false_positive_rate:g}": o.true_positive_rate for o in headline.operating},
@@ -145,7 +145,7 @@ def finite_scores(
     """Return the scores of samples.
 
     Raises:
-        ConfigError: a log-likelihood is not finite: no statistic could be made of it.
+        ConfigError: a log-likelihood is not finite, so it gives no statistic.
     """
     scores = cache.scores(model, parameters, samples)
     wrong = len(np.unique(samples[~np.isfinite(scores.nats)]))
@@ -162,7 +162,7 @@ def _finished(run_dir: Path) -> RunReport:
     if not (folder.config.exists() and folder.is_trained() and folder.report.exists()):
         raise ConfigError(
             f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/, "
-            "report.json); finish it with fedsim run --resume, or give another"
+            "report.json); finish it with fedsim run --resume, or give another folder"
         )
     return load_report(run_dir)
 
@@ -170,7 +170,7 @@ def _finished(run_dir: Path) -> RunReport:
 def _groups(
     known: AttackSamples, canaries: Indices, store: TokenStore, config: Config
 ) -> dict[str, Indices]:
-    """Return the groups to attack: real users, canaries, and listeners (owners who wrote nothing).
+    """Return the groups to attack: real users, canaries, and listeners (owners without own texts).
 
     A group without held-out users is left out, and so are too few listeners.
     """
@@ -185,8 +185,8 @@ def _groups(
         usable["listeners"] = np.arange(store.num_users, store.graph.num_owners)
     if not usable:
         raise ConfigError(
-            f"data.held_out_users = {config.data.held_out_users}: the run held no user out; train "
-            "with a fraction above 0, such as 0.5"
+            f"data.held_out_users = {config.data.held_out_users}: the run has no held-out users; "
+            "train with a fraction above 0, such as 0.5"
         )
     return usable
 
@@ -204,18 +204,18 @@ def _reference(name: str, config: Config, materials: Materials) -> LanguageModel
 
 _NO_ABSENCE = {
     "zero-out": "a user's data with zeros, not with the user's absence",
-    "fixed-graph": "what all texts of an owner say with zeros, not with the owner's absence",
+    "fixed-graph": "the content of all texts of an owner with zeros, not with the owner's absence",
     "replace": "a user's data with another user's, not with the user's absence",
 }
 
 
 def bound_of(privacy: Privacy) -> Bound:
-    """Return the AUROC that the guarantee allows, or the reason that it bounds nothing."""
+    """Return the largest AUROC that the guarantee allows, or the reason why there is no bound."""
     curve = privacy.trade_off
     if curve is None:
-        return Bound(auroc=None, reason="The run has no guarantee, so nothing bounds an attack.")
+        return Bound(auroc=None, reason="The run has no guarantee, so attacks have no bound.")
     if privacy.hypothetical:
-        return Bound(auroc=None, reason="The run's ε is hypothetical and bounds nothing.")
+        return Bound(auroc=None, reason="The run's ε is hypothetical, so it gives no bound.")
     for relation, compared in _NO_ABSENCE.items():
         if privacy.relation.startswith(relation):
             reason = f"The guarantee compares {compared}: it does not bound this attack."
@@ -224,6 +224,6 @@ def bound_of(privacy: Privacy) -> Bound:
     return Bound(
         auroc=curve.auroc,
         reason=f"{simulated} guarantee bounds an attack on one user, in the data or not, on "
-        "average over the held-out users; a rate of n users can lie above it by chance, and by "
-        "about 1/n.",
+        "average over the held-out users; a measured rate over n users can exceed the bound by "
+        "chance, and by about 1/n.",
     )

@@ -1,8 +1,8 @@
-"""`fedsim audit CONFIG.toml --black-box`: canary users among the texts, losses of the final model.
+"""`fedsim audit CONFIG.toml --black-box`: canary users with texts; losses of the final model.
 
-The canaries are users like all others to the run: it reads their texts from its store, chooses of
-their examples, computes and clips their updates. The attacker sees nothing but the loss of texts
-under the model that training started from and under the one that it gave away.
+The run treats canaries like all other users: it reads their texts from its store, selects examples,
+computes and clips their updates. The attacker sees only the losses of their texts under the initial
+and the final model.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ Method = Literal["f-dp", "steinke"]
 
 
 SHARES = (0.1, 0.2)
-"""Of the canaries, where both sides are guessed: fewer ways than with gradients, so fewer to pay
-for. Canaries of text are hundreds, and stand out less."""
+"""Shares of the canaries to guess. There are fewer than for updates, so each test has a larger part
+of the error: canaries with texts are only hundreds, and stand out less."""
 
 ASSUMPTIONS = (
     COINS,
-    "The attacker of this audit sees the losses of the canaries' texts under the starting and the "
-    "final model alone, and makes the texts up.",
+    "The attacker of this audit makes up the canaries' texts, and sees only the losses of these "
+    "texts under the initial and the final model.",
 )
 IN_FAMILY = (
-    "Bounds by f-DP (Mahloujifar et al. 2025): the p-value is of the claimed trade-off curve "
-    "itself. The lower bound on ε also takes the run to be the claimed mechanism with some noise "
-    "multiplier, the true one unknown."
+    "Bounds by f-DP (Mahloujifar et al. 2025): the p-value tests the claimed trade-off curve. The "
+    "lower bound on ε also assumes that the run is the claimed mechanism with an unknown noise "
+    "multiplier."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """What the attacker has after one training, and the coins that it has to guess.
+    """The attacker's scores after one training, and the coins to guess.
 
     Attributes:
-        config: of the run.
-        plan: of its rounds, over the real users alone.
-        delta: of the claim.
-        scores: (canaries,), by how many nats the loss of each canary's text fell; made without a
-            look at the coins.
+        config: config of the run.
+        plan: plan of its rounds, with real users only.
+        delta: δ of the claim.
+        scores: (canaries,), decrease of the loss of each canary's text in nats, computed without
+            the coins.
         included: (canaries,) bool, the coins.
     """
 
@@ -98,16 +98,16 @@ def audit_black_box(
     method: Method = "f-dp",
     coin_seed: int = 0,
 ) -> RunAudit:
-    """Train once as the config says, with canary users, and bound ε by losses of the final model.
+    """Train once with canary users, and bound ε by losses of the final model.
 
     Args:
-        config: of a private run with Poisson, balanced or cyclic sampling.
-        num_canaries: users whose coins are flipped; about half take part. At least 2.
-        method: of the bound, chosen before: "steinke" (`one_run`) or "f-dp" (`f_dp`).
-        coin_seed: of canaries and coins: never the run's own randomness.
+        config: config of a private run with Poisson, balanced or cyclic sampling.
+        num_canaries: number of canary users, at least 2; about half of them take part.
+        method: method of the bound, "steinke" (`one_run`) or "f-dp" (`f_dp`); choose it in advance.
+        coin_seed: seed of canaries and coins; independent of the run's randomness.
 
     Raises:
-        ConfigError: as `attack`.
+        ConfigError: see `attack`.
         DivergedError: the training gave no finite model.
     """
     done = attack(config, num_canaries, coin_seed)
@@ -126,20 +126,21 @@ def audit_black_box(
 
 
 def attack(config: Config, num_canaries: int, coin_seed: int) -> Attack:
-    """Train once with canaries and score them, see `audit_black_box`.
+    """Train once with canaries and score them; see `audit_black_box`.
 
-    A canary that the split holds out (`data.held_out_users`) is not trained on, whatever its coin
-    said: the bound is then weaker.
+    Canaries that the split holds out (`data.held_out_users`) do not take part, whatever their
+    coins. The bound is then weaker.
 
     Raises:
-        ConfigError: as `audit_run` and `draw_texts`, texts with several owners, Kandpal's canaries.
+        ConfigError: see `audit_run` and `draw_texts`; or the config has texts with several owners,
+            or `data.canaries`.
         DivergedError: the training gave no finite model.
     """
     materials, plan, delta = check(config, num_canaries)
     if config.data.canaries is not None or config.data.co_owned:
         key = "owners_column" if config.data.co_owned else "canaries"
         raise ConfigError(
-            f"data.{key}: --black-box adds users of its own, whose texts have one owner; remove it"
+            f"data.{key}: --black-box adds its own canary users, with one owner per text; remove it"
         )
     length = materials.store.manifest["sequence_length"]
     texts = draw_texts(materials.model, num_canaries, length, coin_seed)
@@ -156,31 +157,32 @@ def train_with(
     texts: Indices,
     included: npt.NDArray[np.bool_],
 ) -> Tensors:
-    """Return the parameters after the run's rounds with the included canaries among its users.
+    """Return the parameters after the run's rounds, with the included canaries as users.
 
-    Rate, denominator, noise and cost are the plan's: users draw alone, and with a declared size of
-    the population nothing of these depends on who is there.
+    Rate, denominator, noise and cost come from the plan. They do not depend on the canaries,
+    because users are drawn independently and the size of the population is declared.
     """
     rounds = config.strategy.rounds
     device = default_device(config.executor.gpus_per_worker)
     start = materials.model.initial_parameters()
-    base = cache_dir() / "audits"  # the text stays where it is kept already
+    base = cache_dir() / "audits"  # private text stays in the cache folder
     base.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=base) as folder:
         store = Path(folder) / "store"
         add_users(materials, texts, included, copies(config), store)
         planted = _reading(config, plan, store)
         found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
-        there = tried(planted, found)  # far from a declared number, by the canaries
+        # `tried` silences a warning: the canaries make the population differ from the declared one.
+        full = tried(planted, found)
         with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
-            plan = replace(plan, pool=there.pool, addresses=there.addresses, owners=there.owners)
+            plan = replace(plan, pool=full.pool, addresses=full.addresses, owners=full.owners)
             executor = build_executor(planted, found, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.model
 
 
 def _reading(config: Config, plan: RoundPlan, store: Path) -> Config:
-    """Return the config with the store as its source, and the population as it was without it."""
+    """Return the config with the store as its source, and the population size without canaries."""
     read = {"source": str(store), "recipe": None, "preparation": (), "cutting": "split"}
     key = f"declared_num_{plan.unit}s"
     declared = getattr(config.privacy, key) or len(plan.pool)
@@ -193,7 +195,7 @@ def _reading(config: Config, plan: RoundPlan, store: Path) -> Config:
 
 
 def losses_fallen(model: LanguageModel, final: Tensors, texts: Indices) -> npt.NDArray[np.float64]:
-    """Return by how many nats training lowered the loss of each text, (texts,)."""
+    """Return the decrease of each text's loss through training, in nats, (texts,)."""
     start = model.initial_parameters()
     return _losses(model, start, texts) - _losses(model, final, texts)
 

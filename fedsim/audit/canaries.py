@@ -1,8 +1,8 @@
-"""Canary users in a real run: planted updates among real ones, and what the releases say of them.
+"""Canary users in a real run: planted updates, and their scores from the releases.
 
-Canaries live where gradients do. A canary pushes one coordinate of the parameters (one in each
-layer, where layers are clipped apart) as far as the clip lets it. Its units flip the run's own
-coins and are added to the real users' sum; what one adds, `execution.Accumulator` says.
+A canary is an update that moves one coordinate of the parameters as far as the clip allows. If
+layers are clipped separately, it moves one coordinate per layer. The run's own coins draw its
+units, which are added to the real users' sum. `execution.Accumulator` clips them.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
 from fedsim.tensors import Tensors, l2_norm, scale
 
-_LARGE = 1e3  # a planted update over the clip's bound: every canary is clipped
+_LARGE = 1e3  # norm of a planted update divided by the clip's bound, so that it is clipped
 
 Coordinate = tuple[str, int]
 Canary = tuple[Coordinate, ...]
-"""The coordinates that a canary pushes: a parameter's name and a flat index each."""
+"""The coordinates that a canary moves: a parameter's name and a flat index each."""
 
 
 def draw_canaries(layout: Tensors, clip: Clip, count: int, seed: int) -> list[Canary]:
-    """Return `count` canaries on coordinates drawn at random, distinct while there are enough."""
+    """Return `count` canaries on random coordinates, distinct if there are enough coordinates."""
     rng = stream(seed, "audit", 0)
     inner = clip.clip if isinstance(clip, NormalisedClip) else clip
     groups = [list(layout)]
@@ -57,18 +57,19 @@ def _coordinates(
 
 
 def flip_coins(count: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Return (count,) bool: which canaries take part, by fair independent coins."""
+    """Return (count,) bool: independent fair coins that decide which canaries take part."""
     return np.asarray(stream(seed, "audit", 1).random(count) < 0.5)
 
 
 class CanaryExecutor:
-    """Adds the drawn canaries to what an executor sums over the real units.
+    """Adds the drawn canaries to an executor's sum over real units.
 
     Args:
-        inner: computes the sum over real units, keys below `first_key`.
-        canaries: what each canary pushes.
-        plan: whose clip bounds them; `units_per_user` units of one canary share its push.
-        first_key: of the canaries' units, which follow each other canary by canary.
+        inner: computes the sum over real units, with keys below `first_key`.
+        canaries: coordinates of each canary.
+        plan: plan of the rounds, with the clip; all `units_per_user` units of a canary move its
+            coordinates.
+        first_key: key of the first canary unit; the units are numbered canary by canary.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class CanaryExecutor:
 
 
 class Watch:
-    """Notes, round by round, how far a release goes along each canary's push."""
+    """Records the component of each release in the direction of each canary."""
 
     def __init__(self, canaries: Sequence[Canary], plan: RoundPlan) -> None:
         self._plan = plan
@@ -111,8 +112,8 @@ class Watch:
     def scores(self) -> npt.NDArray[np.float64]:
         """(num_canaries,): the log-likelihood ratios of the rounds so far.
 
-        Real users' updates are noise here that the ratio does not know of: scores lose by it,
-        the bound stays valid.
+        The ratio ignores real users' updates, which act as additional noise. They make scores
+        weaker, but the bound stays valid.
         """
         return log_ratio_of_rounds(self._moved, self._plan.cost, self._plan.matrix)
 
@@ -128,7 +129,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class WatchedOptimizer(ServerOptimizer):
-    """Shows each release to `watch`; then `inner` steps, which may be a plug-in's optimizer."""
+    """Passes each release to `watch`, then to the optimizer `inner`."""
 
     inner: ServerOptimizer = field(kw_only=True)
     watch: Callable[[Tensors], None] = field(kw_only=True)
@@ -141,7 +142,7 @@ class WatchedOptimizer(ServerOptimizer):
         *,
         keep: bool,
     ) -> ServerState:
-        """Show the release; then step as the server does."""
+        """Pass the release to `watch`, then step."""
         self.watch(release)
         return self.inner.advance(state, release, noise_stddev, keep=keep)
 
@@ -151,8 +152,8 @@ def with_canaries(
 ) -> tuple[RoundPlan, int, Watch]:
     """Return the plan over real and included canary units, the canaries' first key, the watch.
 
-    Coins, denominator, noise and cost stay what they are: users draw alone, so that none of them
-    depends on who is there. Of cyclic sampling the units of one canary are in one group.
+    Coins, denominator, noise and cost do not change, because users are drawn independently. With
+    cyclic sampling all units of a canary are in one group.
     """
     first_key = int(plan.pool.max()) + 1
     keys = first_key + np.arange(len(canaries) * plan.units_per_user, dtype=np.int64)
@@ -162,7 +163,7 @@ def with_canaries(
     shown = {item.name: getattr(inner, item.name) for item in fields(ServerOptimizer)}
     optimizer = WatchedOptimizer(**shown, inner=inner, watch=watch)
     addresses = plan.pool if plan.addresses is None else plan.addresses
-    both = (addresses.astype(np.uint64), planted.astype(np.uint64))  # mixed, they become floats
+    both = (addresses.astype(np.uint64), planted.astype(np.uint64))  # mixed types become floats
     owners = plan.owners
     if owners is not None:
         numbers = owners.max() + np.arange(1, included.sum() + 1, dtype=owners.dtype)
@@ -178,7 +179,7 @@ def with_canaries(
 
 
 def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:
-    """Return what a unit that pushes one coordinate of every clipped layer adds to the sum."""
+    """Return the clipped contribution of a unit that moves one coordinate per clipped layer."""
     planted = {
         name: torch.tensor([_LARGE * bound], dtype=torch.float64)
         for name, bound in layer_bounds(clip).items()
@@ -189,7 +190,7 @@ def planted_unit(clip: Clip) -> dict[str, torch.Tensor]:
 
 
 def layer_bounds(clip: Clip) -> dict[str, float]:
-    """Return a parameter's name and the bound for each layer that is clipped by itself."""
+    """Return a parameter's name and the bound for each separately clipped layer."""
     inner = clip.clip if isinstance(clip, NormalisedClip) else clip
     if isinstance(inner, PerLayerClip):
         return {f"{layer}.weight": bound for layer, bound in inner.l2_clip_norms.items()}

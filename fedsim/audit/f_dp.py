@@ -1,20 +1,20 @@
-"""One run against a whole trade-off curve: how often can anybody be right under f-DP?
+"""Test a trade-off curve with one run: how many right guesses does f-DP allow?
 
 Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-Differential Privacy in One Run" (arXiv
-2410.22235). The coins and guesses are those of `one_run.py`. With N right guesses of r, let T be
-the numbers from i on. Whichever canary is guessed right, with the others' coins fixed, would have
-been guessed wrong with its coin turned; f-DP bounds the one by the other, and as 1 - f is concave,
+2410.22235). The coins and guesses are those of `one_run.py`; N of r guesses are right. Fix the
+coins of all canaries except one. If this one is guessed right, it would be guessed wrong with its
+coin turned. f-DP bounds one probability by the other; because 1 - f is concave,
 
     Σ_{j >= i} j·P(N = j) / s  <=  1 - f(Σ_{j >= i - 1} (r - j)·P(N = j) / s),
 
-where s is the number of (canary, coin) pairs that may be guessed, over two: the number of canaries,
-or half of it where nobody is guessed "out". From P(N >= c) on, each smaller number of right guesses
-needs some probability. All that a tail of probability τ needs is least where the tail is at c
-itself; where it is more than 1, no such tail is possible.
+where s is half the number of (canary, coin) pairs that may be guessed: the number of canaries, or
+half of it if no canary is guessed "out". If P(N >= c) = τ, each smaller number of right guesses
+needs a minimum probability. The total is smallest if the whole tail is at c; if it exceeds 1, such
+a tail is impossible.
 
-`f` is known here by points (ε, δ) of the mechanism's privacy profile, each of which holds whether
-the user is added or removed. Of a curve between the points nothing is claimed, so few points make a
-bound weaker, never wrong.
+`f` is given by points (ε, δ) of the mechanism's privacy profile. Each point holds for adding and
+for removing the user. The curve between points is not used, so fewer points make a bound weaker,
+but not wrong.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fedsim.sampling import Relation
 
 Array = npt.NDArray[np.float64]
 
-_ROUNDING = 1e-9  # what must be beyond probability 1, so that no rounding error refutes
-_POINTS, _LEAST_DELTA = 48, 1e-8  # of a profile
-_STEPS = 64  # members of a family for each doubling of the noise
-_LEAST, _MOST = -5 * _STEPS, 7 * _STEPS  # a 32nd of the noise, and 128 times as much
-# Of ε, relative: what rounding up may have added to it, in a PLD and by other accountants.
+_ROUNDING = 1e-9  # margin above probability 1, so that rounding errors cannot refute
+_POINTS, _LEAST_DELTA = 48, 1e-8  # number of points and smallest δ of a profile
+_STEPS = 64  # members of a family per doubling of the noise
+_LEAST, _MOST = -5 * _STEPS, 7 * _STEPS  # from 1/32 of the noise to 128 times the noise
+# Relative error of ε from rounding up, with a PLD and with other accountants.
 _PLD_ERROR, _LARGER_ERROR = 2e-3, 1e-2
 
 
@@ -48,7 +48,7 @@ class Profile:
 
     Attributes:
         epsilons: (points,), >= 0.
-        deltas: (points,), in [0, 1], none too small.
+        deltas: (points,), in [0, 1], upper bounds.
     """
 
     epsilons: Array
@@ -56,18 +56,18 @@ class Profile:
 
     @cached_property
     def lines(self) -> tuple[Array, Array]:
-        """Slopes and starts of lines that no false positive rate, over the power, lies below."""
+        """Slopes and intercepts of lines below the false positive rate, as functions of power."""
         growth = np.exp(self.epsilons)
         slopes = np.concatenate([1.0 / growth, growth])
         return slopes, np.concatenate([-self.deltas / growth, 1.0 - self.deltas - growth])
 
     def least_wrong(self, right: float) -> float:
-        """Return the least false positive rate of a test whose power is `right`: (1 - f)⁻¹."""
+        """Return the smallest false positive rate of a test with power `right`: (1 - f)⁻¹."""
         slopes, starts = self.lines
         return max(0.0, float(np.max(slopes * right + starts)))
 
     def refutes(self, guesses: Guesses, error: float) -> bool:
-        """Return whether so many right guesses have a probability below `error` under it."""
+        """Return whether this many right guesses have probability < `error` under the profile."""
         right, total = error * guesses.correct / guesses.slots, error
         for number in range(guesses.correct - 1, -1, -1):
             wrong = guesses.made * total / guesses.slots - right
@@ -79,16 +79,16 @@ class Profile:
         return False
 
     def p_value(self, guesses: Guesses) -> float:
-        """Return an upper bound on the probability of so many right guesses, or more."""
+        """Return an upper bound on the probability of this many right guesses or more."""
         parts = 2**50
         refuted = bisect_left(range(1, parts), True, key=lambda n: self.refutes(guesses, n / parts))
         return (refuted + 1) / parts
 
 
 Family = Callable[[float], tuple[Profile, float]]
-"""Mechanisms by the scale of their noise, 1 for the claimed one: profile, and ε at the audit's δ.
+"""Maps a scale of the noise (1: the claimed mechanism) to a profile, and to ε at the audit's δ.
 
-More noise must be more private.
+More noise must mean more privacy.
 """
 
 
@@ -96,10 +96,10 @@ def own_family(cost: RoundCost, rounds: int, relation: Relation, delta: float) -
     """Return the family of a run's mechanism: its sampler and rounds with any noise multiplier.
 
     Args:
-        cost: of a round, by Poisson, balanced or cyclic sampling.
-        rounds: of the run.
-        relation: of the claim.
-        delta: of the audit; ε is rounded down.
+        cost: cost of a round with Poisson, balanced or cyclic sampling.
+        rounds: number of rounds of the run.
+        relation: neighbouring relation of the claim.
+        delta: δ of the audit; ε is rounded down.
     """
     error = _LARGER_ERROR if cost.sampling.accountant else _PLD_ERROR
 
@@ -126,35 +126,35 @@ def bound_in_family(
     confidence: float = CONFIDENCE,
     shares: Sequence[float],
 ) -> tuple[OneRunBound, float]:
-    """Return the ε of the strongest member that is refuted, and the p-value of the claim itself.
+    """Return the ε of the least private member that is refuted, and the p-value of the claim.
 
-    The refutation of the claimed curve, at scale 1, rests on no family. The lower bound does: it
-    says that *if* the mechanism is one of the family's, its ε is at least this.
+    The p-value of the claimed curve (scale 1) does not depend on the family. The lower bound does:
+    *if* the mechanism is a member of the family, its ε is at least this.
 
     Args:
-        scores: as of `one_run.bound_from_canaries`, and guesses are made of them alike.
+        scores: scores as in `one_run.bound_from_canaries`, with the same guesses.
         included: the coins.
-        family: ordered by noise.
-        delta: that the family's ε are at.
-        confidence: of both.
-        shares: as there.
+        family: mechanisms, ordered by noise.
+        delta: δ of the family's ε.
+        confidence: confidence of both results.
+        shares: shares as in `one_run.bound_from_canaries`.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: see `one_run.ways`.
     """
-    made = ways(scores, included, shares)
-    error = (1.0 - confidence) / len(made)
+    guesses = ways(scores, included, shares)
+    error = (1.0 - confidence) / len(guesses)
 
     def refuting(scale: float) -> Guesses | None:
         profile = family(scale)[0]
-        return next((one for one in made if profile.refutes(one, error)), None)
+        return next((one for one in guesses if profile.refutes(one, error)), None)
 
     claim = family(1.0)[0]
-    p_value = min(1.0, len(made) * min(claim.p_value(one) for one in made))
+    p_value = min(1.0, len(guesses) * min(claim.p_value(one) for one in guesses))
     scales = [2.0 ** (step / _STEPS) for step in range(_LEAST, _MOST + 1)]
     first = bisect_left(scales, True, key=lambda scale: refuting(scale) is not None)
     best = refuting(scales[first]) if first < len(scales) else None
     epsilon = family(scales[first])[1] if best else 0.0
-    told = best or made[0]
-    bound = OneRunBound(epsilon, delta, confidence, len(scores), told.made, told.correct)
+    shown = best or guesses[0]
+    bound = OneRunBound(epsilon, delta, confidence, len(scores), shown.made, shown.correct)
     return bound, p_value

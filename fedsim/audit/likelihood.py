@@ -1,4 +1,4 @@
-"""The best test of one user's presence: the likelihood ratio of what a run releases."""
+"""The best test of one user's presence: the likelihood ratio of a run's releases."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def log_ratio_of_rounds(
 ) -> Array:
     """Return log P(moved | target in) / P(moved | target out) of all rounds, (trials,).
 
-    No test beats the ratio (Neyman and Pearson). Over rounds of Poisson sampling it adds up. With
+    This is the most powerful test (Neyman and Pearson). Log ratios of Poisson rounds add up. With
     balanced sampling the target takes part in one round of a pass, so a pass has the mean of its
-    rounds' ratios; rounds not seen yet count as 1. With cyclic sampling it is the mean over the
-    groups that the target may be in.
+    rounds' ratios; rounds not seen yet count as 1. With cyclic sampling the result is the mean over
+    the target's possible groups.
 
     Args:
-        moved: of each round from the first, (trials,): the release's component in the direction
-            that the target pushes, over what one unit moves.
-        cost: of a round, with noise.
-        matrix: what correlates the noise. With coins and columns that overlap (BLT) the ratio is
-            computed as if they did not: a weaker test.
+        moved: per round from the first, (trials,): the release's component in the target's
+            direction, divided by the change that one unit makes.
+        cost: cost of a round, with noise.
+        matrix: noise matrix. If its columns overlap (BLT), the ratio ignores the overlap, which
+            makes the test weaker.
     """
     sampling = cost.sampling
     if isinstance(sampling, CyclicSampling):
@@ -54,18 +54,17 @@ def log_ratio_of_rounds(
 def log_likelihood_ratio(
     moved: Array, cost: RoundCost, rate: float, length: Array | float = 1.0
 ) -> Array:
-    """Return the ratio of rounds in which each unit of the target takes part with one rate.
+    """Return the log ratio of rounds in which each unit of the target is drawn with one rate.
 
-    In the direction that all of the target's units push, a round releases N(B, z²) with
-    B ~ Binomial(units_per_user, rate) drawn units of the target, and N(0, z²) without it, where
-    lengths are in what one unit moves (Charles et al. 2024, Theorems 1 and 2: this pair
-    dominates).
+    Lengths are in multiples of the change that one unit makes. In the target's direction, a round
+    releases N(B, z²) with B ~ Binomial(units_per_user, rate) drawn target units, or N(0, z²)
+    without the target. This pair dominates (Charles et al. 2024, Theorems 1 and 2).
 
     Args:
-        moved: any shape, as of `log_ratio_of_rounds`.
-        cost: of a round, with noise.
-        rate: of a unit's coin.
-        length: what one unit moves; `moved` is then the component times this.
+        moved: any shape, as in `log_ratio_of_rounds`.
+        cost: cost of a round, with noise.
+        rate: probability that a unit is drawn.
+        length: length of one unit's change; `moved` is then the component times this length.
     """
     variance = cost.noise_multiplier**2
     total = np.full_like(moved, -np.inf)
@@ -79,9 +78,9 @@ def log_likelihood_ratio(
 def _of_cyclic(
     moved: Array, sampling: CyclicSampling, cost: RoundCost, matrix: NoiseMatrix
 ) -> Array:
-    """Return the ratio of (rounds, trials) whose noise a matrix takes back.
+    """Return the log ratio for `moved` (rounds, trials) with correlated noise of matrix C.
 
-    C times the releases has independent noise, and a round of the target is there a column of C.
+    C times the releases has independent noise; there, a round of the target is a column of C.
     """
     columns = matrix.dense(len(moved)) / matrix.amplification
     seen = columns @ moved

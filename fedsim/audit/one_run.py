@@ -1,10 +1,10 @@
-"""Auditing with one run: how well can anybody guess which canaries were in?
+"""Audit ε with one run, by guesses of which canaries were included.
 
-Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run": m canaries are put
-in or left out by independent fair coins, the auditor sees what an (ε, δ)-private run releases and
-guesses r of the coins, abstaining from the rest. However the guesses were made, and however the
-canaries' scores depend on each other, being right v times or more has a probability of at most
-`p_value`. The smallest ε that is not refuted is a valid lower bound.
+Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run": independent fair
+coins decide which of m canaries are included. The auditor sees the releases of an (ε, δ)-private
+run, guesses r of the coins and abstains from the rest. v or more right guesses have probability at
+most `p_value`, for any method of guessing and any dependence between scores. The smallest ε that is
+not refuted is a valid lower bound.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from scipy import optimize, special
 
 from fedsim.errors import ConfigError
 
-_LARGEST = 50.0  # e^50: no run can show as much
-CONFIDENCE = 0.95  # of every bound
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the canaries that are guessed
+_LARGEST = 50.0  # upper end of the search for ε, beyond what a run can show
+CONFIDENCE = 0.95  # confidence of each bound
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of the canaries to guess
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Return the most probable that `correct` right guesses are under (ε, δ)-DP (Theorem 5.2).
+    """Bound the probability of `correct` or more right guesses under (ε, δ)-DP (Theorem 5.2).
 
     With V ~ Binomial(guesses, e^ε/(e^ε + 1)), the guesses about randomised response, it is
     P(V >= correct) + canaries·δ·max_i (2/i)·P(correct > V >= correct - i), at most 1.
 
     Args:
-        canaries: m, all whose coins were flipped, >= 1.
-        guesses: r, in [0, canaries]; about the others the auditor abstained.
-        correct: v, in [0, guesses].
-        epsilon: of the guarantee, >= 0.
-        delta: of the guarantee, in [0, 1].
+        canaries: m, number of canaries, >= 1.
+        guesses: r, number of guesses, in [0, canaries].
+        correct: v, number of right guesses, in [0, guesses].
+        epsilon: ε of the guarantee, >= 0.
+        delta: δ of the guarantee, in [0, 1].
     """
     if correct == 0:
         return 1.0
@@ -52,10 +52,10 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 def epsilon_lower_bound(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """Return the largest ε that is refuted with this confidence: a lower bound; 0 if none is.
+    """Return the largest ε that is refuted with this confidence, a lower bound; else 0.
 
-    The p-value grows with ε, so bisection finds it. A run all of whose guesses are right has a
-    finite bound: of r guesses about log(r/log(1/error)).
+    The p-value grows with ε, so root finding works. If all r guesses are right, the bound is about
+    log(r/log(1/error)).
     """
     error = 1.0 - confidence
 
@@ -72,13 +72,13 @@ def epsilon_lower_bound(
 
 @dataclass(frozen=True)
 class Guesses:
-    """How many guesses about the canaries were made one way, and how many were right.
+    """Numbers of guesses, and of right guesses, by one way of guessing.
 
     Attributes:
-        slots: (canary, coin) pairs that could have been guessed, over two: the number of canaries
-            where both sides are guessed, half of it where only "in" is.
-        made: guesses; the auditor abstained from the other canaries.
-        correct: of these.
+        slots: half the number of (canary, coin) pairs that can be guessed: the number of canaries
+            if both sides are guessed, half of it if only "in" is guessed.
+        made: number of guesses; the auditor abstained from the other canaries.
+        correct: number of right guesses.
     """
 
     slots: float
@@ -89,11 +89,11 @@ class Guesses:
 def ways(
     scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_], shares: Sequence[float]
 ) -> list[Guesses]:
-    """Return the guesses of `bound_from_canaries`, a number of ways that coins do not decide."""
+    """Return the guesses of `bound_from_canaries`; the number of ways is independent of coins."""
     canaries = len(scores)
     if canaries < 2 or len(included) != canaries:
         raise ConfigError(
-            f"scores: {canaries}, included: {len(included)}; give as many of both, at least 2"
+            f"scores: {canaries}, included: {len(included)}; give equally many, at least 2"
         )
     order = np.argsort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf), kind="stable")
     found = []
@@ -111,11 +111,11 @@ class OneRunBound:
 
     Attributes:
         epsilon: the bound, >= 0; the true ε at `delta` is at least this, with `confidence`.
-        delta: of the guarantee that is audited.
-        confidence: that the bound holds, whatever number of guesses was taken.
-        canaries: coins flipped.
-        guesses: made; the auditor abstained from the rest.
-        correct: of the guesses.
+        delta: δ of the audited guarantee.
+        confidence: confidence of the bound, with the choice of the number of guesses.
+        canaries: number of canaries.
+        guesses: number of guesses; the auditor abstained from the rest.
+        correct: number of right guesses.
     """
 
     epsilon: float
@@ -134,26 +134,26 @@ def bound_from_canaries(
     confidence: float = CONFIDENCE,
     shares: Sequence[float] = SHARES,
 ) -> OneRunBound:
-    """Return the best bound over a few numbers of guesses that were fixed in advance.
+    """Return the best bound over several numbers of guesses, which are fixed in advance.
 
-    The canaries with the highest scores are guessed "in"; as many with the lowest "out", or none,
-    since a canary that was in but never drawn looks like one that was out. Each way of guessing
-    is tested at an equal part of the error (a union bound), so that the best may be reported.
+    The canaries with the highest scores are guessed "in"; equally many with the lowest scores are
+    guessed "out", or none, because an included canary that was never drawn looks excluded. A union
+    bound over all ways of guessing makes the best bound valid.
 
     Args:
-        scores: (m,), computed without a look at `included`; large means "in". NaN counts as +inf.
+        scores: (m,), computed without `included`; large means "in". NaN counts as +inf.
         included: (m,) bool, the coins.
-        delta: of the guarantee.
-        confidence: of the reported bound.
-        shares: of the m canaries that are guessed, where both sides are.
+        delta: δ of the guarantee.
+        confidence: confidence of the reported bound.
+        shares: shares of the m canaries to guess, if both sides are guessed.
 
     Raises:
         ConfigError: fewer than two canaries, or lengths differ.
     """
-    made = ways(scores, included, shares)
-    each = 1.0 - (1.0 - confidence) / len(made)
+    guesses = ways(scores, included, shares)
+    each = 1.0 - (1.0 - confidence) / len(guesses)
     canaries = len(scores)
-    found = [
+    bounds = [
         OneRunBound(
             epsilon_lower_bound(canaries, one.made, one.correct, delta, each),
             delta,
@@ -162,6 +162,6 @@ def bound_from_canaries(
             one.made,
             one.correct,
         )
-        for one in made
+        for one in guesses
     ]
-    return max(found, key=lambda one: one.epsilon)
+    return max(bounds, key=lambda one: one.epsilon)

@@ -1,4 +1,4 @@
-"""`fedsim audit CONFIG.toml`: a real run, canary users among its own, and what they prove."""
+"""`fedsim audit CONFIG.toml`: train a real run with canary users, and bound its ε from below."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
 
 COINS = (
-    "Each canary user was put in or left out by its own fair coin; nothing else of the run "
-    "depends on the coins. No independence of the scores is assumed (Steinke et al. 2023)."
+    "An independent fair coin decided whether each canary user was included; the rest of the run "
+    "does not depend on the coins. The scores need not be independent (Steinke et al. 2023)."
 )
-LOW = "A low bound does not show that the ε is smaller: it is what this attack could prove."
+LOW = "A low bound does not show that the ε is smaller: it only shows what this attack can prove."
 UNSERVED = (
-    "The audited training contains the canaries and was not saved: it is no model to serve. No ε "
-    "pays for what it released of the real users, nor for the counts of this audit."
+    "The audited training contains the canaries, and its model was not saved: do not publish it. "
+    "No ε covers its releases about the real users, or the counts of this audit."
 )
 ASSUMPTIONS = (
     COINS,
-    "The attacker of this audit sees every release, knows each canary's update, and plants it "
-    "in the space of updates, where text could hardly reach.",
-    "Canaries do not pass through the engine: whether it clips the users' own updates is not "
-    "looked at here; --black-box does.",
+    "The attacker of this audit sees all releases, knows each canary's update, and plants updates "
+    "that texts could hardly cause.",
+    "Canaries do not pass through the engine, so this audit does not test how it clips users' "
+    "updates; --black-box does.",
     LOW,
     UNSERVED,
 )
@@ -44,23 +44,23 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class RunAudit:
-    """What a run claims, and what its canaries show.
+    """The claim of a run, and the lower bound from its canaries.
 
     Attributes:
         statement: the claim in words: ε with all its terms.
-        claimed_epsilon: at `bound.delta`, by `accountant`.
-        accountant: of the claim.
-        relation: of the claim, in words.
-        bound: from the canaries.
-        perfect: the same bound of scores that tell every coin: nothing above it can be shown.
-        could_refute: whether such scores would have refuted the claim.
-        included: how many canaries the coins put in.
-        coin_seed: of canaries and coins; another one is another, fresh audit of the same run.
-        rounds: of the training.
-        attack: what the attacker saw.
-        method: of the bound: "steinke", or "f-dp" (Mahloujifar et al.).
-        p_value: of the claimed trade-off curve, where `method` tests that.
-        assumptions: what the bound rests on, and what it does not say.
+        claimed_epsilon: claimed ε at `bound.delta`, by `accountant`.
+        accountant: accountant of the claim.
+        relation: neighbouring relation of the claim, in words.
+        bound: the lower bound from the canaries.
+        perfect: the bound that perfect scores would give, the largest possible one.
+        could_refute: whether perfect scores would have refuted the claim.
+        included: number of included canaries.
+        coin_seed: seed of canaries and coins; a different seed gives an independent audit.
+        rounds: number of rounds.
+        attack: the attacker's observations.
+        method: method of the bound: "steinke", or "f-dp" (Mahloujifar et al.).
+        p_value: p-value of the claimed trade-off curve; None unless `method` is "f-dp".
+        assumptions: sentences on the assumptions and the limits of the bound.
     """
 
     statement: str
@@ -80,7 +80,7 @@ class RunAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim survives."""
+        """Whether the audit does not refute the claim."""
         if self.p_value is not None and self.p_value < 1.0 - self.bound.confidence:
             return False
         return self.bound.epsilon <= self.claimed_epsilon
@@ -91,21 +91,21 @@ class RunAudit:
 
 
 def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAudit:
-    """Train once as the config says, canaries added, and return the lower bound.
+    """Train once with canaries, and return the lower bound.
 
     Args:
-        config: of a private run with Poisson, balanced or cyclic sampling.
-        num_canaries: users whose coins are flipped; about half take part. At least 2.
-        coin_seed: of canaries and coins: never the run's own randomness.
+        config: config of a private run with Poisson, balanced or cyclic sampling.
+        num_canaries: number of canary users, at least 2; about half of them take part.
+        coin_seed: seed of canaries and coins; independent of the run's randomness.
 
     Raises:
-        ConfigError: too few canaries, no noise, a shared ledger, which an audit would not
-            charge, or a sampler whose law depends on who is there.
+        ConfigError: too few canaries, no noise, a shared ledger (an audit does not charge it), a
+            clip that changes, or a sampler that does not draw users independently.
     """
     if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
         raise ConfigError(
-            "strategy.clip: canaries push by the bound of a clip that stays; remove schedule and "
-            "adaptive, or audit by --black-box"
+            "strategy.clip: canaries need a constant clip; remove schedule and adaptive, or audit "
+            "with --black-box"
         )
     materials, plan, delta = check(config, num_canaries)
     device = default_device(config.executor.gpus_per_worker)
@@ -130,7 +130,7 @@ def told(
     included: int,
     coin_seed: int,
 ) -> RunAudit:
-    """Return what the run claims at its δ, which is that of the bounds: the shown and the best."""
+    """Return the audit's result: the claim at the bounds' δ, with (actual, perfect) bounds."""
     bound, best = bounds
     rounds, terms = config.strategy.rounds, plan_terms(config, plan, scored=False)
     claimed = epsilon(plan.cost, rounds, bound.delta, terms.accountant, plan.relation)
@@ -149,22 +149,22 @@ def told(
 
 
 def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, float]:
-    """Return materials, plan and δ of a run that canaries may join.
+    """Return materials, plan and δ of a run to audit.
 
     Raises:
-        ConfigError: they may not.
+        ConfigError: the run cannot be audited with canaries.
     """
     if num_canaries < 2:
-        raise ConfigError(f"--canaries = {num_canaries}: give at least 2, better hundreds")
+        raise ConfigError(f"--canaries = {num_canaries}: give at least 2; hundreds are better")
     if config.privacy.shared is not None:
         raise ConfigError(
-            "privacy.shared: an audit makes releases of its own on the real users, which that "
-            "ledger would not know of; audit a config without it"
+            "privacy.shared: an audit makes further releases about the real users, which it does "
+            "not charge to the ledger; audit a config without privacy.shared"
         )
     if config.privacy.search is not None:
         raise ConfigError(
-            "privacy.search: an audit is of one training, and this config's ε is that of a "
-            "search; audit a config without it"
+            "privacy.search: an audit tests one training, but this config's ε is for a whole "
+            "search; audit a config without privacy.search"
         )
     materials = materials_of(config, new_data_seed(config))
     plan = build_plan(config, materials)
@@ -173,11 +173,11 @@ def check(config: Config, num_canaries: int) -> tuple[Materials, RoundPlan, floa
     if not isinstance(plan.sampling, PoissonSampling | BalancedSampling | CyclicSampling):
         raise ConfigError(
             f"strategy.sampling.kind = {plan.sampling.kind!r}: canaries could change the cohort of "
-            'the real users; take "poisson", "balanced" or "cyclic", where each user draws alone'
+            'the real users; take "poisson", "balanced" or "cyclic", which draw users independently'
         )
     if plan.relation is Relation.REPLACE:
         raise ConfigError(
-            'privacy.relation = "replace-one": a canary is there or is not; '
-            'take "add-or-remove-one"'
+            'privacy.relation = "replace-one": canaries are added or removed, not replaced; take '
+            '"add-or-remove-one"'
         )
     return materials, plan, config.privacy.delta

@@ -1,9 +1,9 @@
-"""Canary users that are text: made up, and added to the users of a store.
+"""Canary users with made-up texts, added to the users of a store.
 
-A canary says one token that no other canary says, again and again, in every example that it has.
-So whatever is chosen of its examples pulls the gradient the same way, further than a clip lets
-pass, and hardly along what other canaries or real users pull. All tokens are equally likely, as in
-Panda et al. 2025 (arXiv 2503.06808) at a high temperature: most are unlike the users' own.
+Each example of a canary repeats one token, which is unique to the canary. So any selection of its
+examples gives a large gradient in the same direction, nearly orthogonal to other users' gradients.
+Tokens are drawn uniformly, as in Panda et al. 2025 (arXiv 2503.06808) at a high temperature; most
+are unlike real users' tokens.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.seeding import stream
 
-_NAME = "\0canary "  # and a number; no user of a text is called so
+_NAME = "\0canary "  # followed by a number; no real user has such a name
 
 
 def draw_texts(model: LanguageModel, count: int, length: int, seed: int) -> Indices:
     """Return the canaries' texts, (count, length) int64: a begin token, then one token repeated.
 
     Args:
-        model: tokens are drawn, without replacement, from its vocabulary.
+        model: model with the vocabulary from which tokens are drawn without replacement.
         count: number of texts.
-        length: tokens of each, the begin token counted.
-        seed: of the draws.
+        length: number of tokens per text, with the begin token.
+        seed: seed of the draws.
 
     Raises:
-        ConfigError: more texts than tokens.
+        ConfigError: there are more texts than tokens.
     """
     begin, end = model.encode([""])[0]
     if count > model.vocabulary_size - 2:
         raise ConfigError(
-            f"--canaries = {count}: each says a token of its own, and {model.name} has "
+            f"--canaries = {count}: each needs its own token, and {model.name} has "
             f"{model.vocabulary_size - 2}; give at most that"
         )
     keys = stream(seed, "audit", 2).gumbel(size=model.vocabulary_size)
@@ -52,7 +52,7 @@ def draw_texts(model: LanguageModel, count: int, length: int, seed: int) -> Indi
 
 
 def copies(config: Config) -> int:
-    """Return how often a canary says its text: what is held out of it leaves enough to train on."""
+    """Return the number of examples per canary, enough for training after the held-out split."""
     strategy = config.strategy
     needed = max(strategy.group_size, getattr(strategy, "user_weight_cap", None) or 1)
     return math.ceil((needed + 1) / (1.0 - config.data.held_out_examples))
@@ -61,21 +61,21 @@ def copies(config: Config) -> int:
 def add_users(
     materials: Materials, texts: Indices, included: npt.NDArray[np.bool_], times: int, folder: Path
 ) -> None:
-    """Write a store of the users of `materials` and, behind them, the canaries that are in.
+    """Write a store with the users of `materials`, followed by the included canaries.
 
     Args:
-        materials: of the run.
+        materials: materials of the run.
         texts: (canaries, length) token ids.
-        included: (canaries,), who is in; the store says nothing of the others.
-        times: examples of a canary, all with its text.
-        folder: of the store; must not exist. Holds the private text.
+        included: (canaries,) bool; the store leaves out other canaries.
+        times: number of examples per canary, all with the same text.
+        folder: folder of the store, which must not exist. It will hold private text.
     """
     records = _WithCanaries(materials.store, texts, np.flatnonzero(included).tolist(), times)
     records.build(folder, materials.model.vocabulary_size, "canaries")
 
 
 class _WithCanaries(StoredRecords):
-    """The records of the store, then those of the canaries, numbered behind them."""
+    """The records of the store, followed by those of the canaries."""
 
     def __init__(
         self, store: TokenStore, texts: Indices, included: Sequence[int], times: int
@@ -92,6 +92,6 @@ class _WithCanaries(StoredRecords):
                 yield f"{_NAME}{canary}", str(self.store.num_examples + canary)
 
     def ids(self, example: int) -> Indices:
-        """Return the token ids of an example, a canary's too."""
+        """Return the token ids of an example of a real user or a canary."""
         real = self.store.num_examples
         return super().ids(example) if example < real else self._texts[example - real]

@@ -1,4 +1,4 @@
-"""`fedsim account uls` and `els`: ε from noise, or noise from ε, without running anything."""
+"""`fedsim account uls` and `els`: compute ε from noise, or noise from ε, without training."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ app = typer.Typer(
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds (noisy releases).")]
 NoiseMultiplier = Annotated[
     float | None,
-    typer.Option(help="Noise standard deviation divided by the most that one unit can add."),
+    typer.Option(help="Noise standard deviation divided by the largest change of one unit."),
 ]
 Epsilon = Annotated[float | None, typer.Option(help="Target ε, in place of --noise-multiplier.")]
 Delta = Annotated[float, typer.Option(help="δ of the guarantee.")]
 RelationName = Annotated[
-    Relation | None, typer.Option(help="Neighbouring relation (default: that of the sampler).")
+    Relation | None, typer.Option(help="Neighbouring relation (default: the sampler's).")
 ]
 Users = Annotated[int | None, typer.Option(min=1, help="Number of users, a public value.")]
 TradeOffFlag = Annotated[
     bool,
     typer.Option(
         "--tradeoff",
-        help="Also say the most that an attacker can achieve: the bound on every test's errors.",
+        help="Also print the trade-off curve: a bound on the errors of every attack.",
     ),
 ]
 
@@ -64,13 +64,14 @@ def uls(
         ),
     ] = "poisson",
     max_cohort_size: Annotated[
-        int | None, typer.Option(help="With --sampler truncated-poisson: most users of a round.")
+        int | None,
+        typer.Option(help="With --sampler truncated-poisson: maximum number of users per round."),
     ] = None,
     participations: Annotated[
         int | None,
         typer.Option(
-            help="With --sampler balanced: rounds of each user, one in each pass; or give --users "
-            "and --cohort-size."
+            help="With --sampler balanced: number of rounds in which each user takes part, one per "
+            "pass; or give --users and --cohort-size."
         ),
     ] = None,
     groups: Annotated[
@@ -81,8 +82,8 @@ def uls(
     accountant: Annotated[
         str | None,
         typer.Option(
-            help="pld, rdp, moments, random-allocation, mixture or group-privacy (default: that of "
-            "the sampler)."
+            help="pld, rdp, moments, random-allocation, mixture or group-privacy (default: the "
+            "sampler's)."
         ),
     ] = None,
     relation: RelationName = None,
@@ -92,12 +93,12 @@ def uls(
     """User-level sampling (ULS): by default each round draws every user independently.
 
     With --sampler balanced each user takes part once in each of --participations passes over the
-    rounds. With --sampler cyclic the users take turns in --groups groups, as correlated noise needs
-    it: "banded" at the price of any cohort size, "blt" at that of whole groups, for which no cohort
-    size is given. For both samplers the ε is that of all rounds: to stop early costs no less.
+    rounds. With --sampler cyclic the users take turns in --groups groups, which correlated noise
+    needs. Mechanism "banded" allows any cohort size. "blt" needs whole groups: leave out
+    --cohort-size. With both samplers, stopping early costs the ε of all rounds.
     """
     if relation is Relation.FIXED_GRAPH:
-        raise ConfigError("--relation fixed-graph: has no proved price where users are sampled")
+        raise ConfigError("--relation fixed-graph: no accountant supports it with sampled users")
     options = {
         "kind": sampler,
         "max_cohort_size": max_cohort_size,
@@ -115,7 +116,7 @@ def uls(
 def _wanted(
     probability: float | None, users: int | None, cohort_size: float | None, rounds: int
 ) -> Wanted:
-    """Return what the sampler is built for; without --users, of a population of one."""
+    """Return the request that the sampler is built from; without --users, for one user."""
     if cohort_size is not None and (probability is not None or users is None):
         raise ConfigError(
             f"--sampling-probability = {probability}, --users = {users}, --cohort-size = "
@@ -128,11 +129,11 @@ def _wanted(
 
 
 def _sampling(options: dict[str, str | int | None], wanted: Wanted) -> Sampling:
-    """Return the sampler as `strategy.sampling` of a config would have it."""
+    """Build the sampler as from the `strategy.sampling` table of a config."""
     from fedsim.config import parse_config
 
-    given = {key: value for key, value in options.items() if value is not None}
-    section = parse_config({"strategy": {"sampling": given}}).strategy.sampling
+    table = {key: value for key, value in options.items() if value is not None}
+    section = parse_config({"strategy": {"sampling": table}}).strategy.sampling
     kind = part("samplers", section.kind, "--sampler")
     with about(f"--sampler {section.kind}: "):
         sampling: Sampling = kind.build(section, wanted)
@@ -143,7 +144,7 @@ def _sampling(options: dict[str, str | int | None], wanted: Wanted) -> Sampling:
 def els(
     *,
     rounds: Rounds,
-    group_size: Annotated[int, typer.Option(min=1, help="Most examples that a user contributes.")],
+    group_size: Annotated[int, typer.Option(min=1, help="Maximum number of examples per user.")],
     sampling_probability: Annotated[
         float, typer.Option(help="Probability that an example is drawn in a round.")
     ],
@@ -168,7 +169,7 @@ def els(
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked: the options of a command, with one of noise and ε."""
+    """The options of a command: exactly one of `noise_multiplier` and `epsilon` is set."""
 
     sampling: Sampling
     noun: str
@@ -193,7 +194,7 @@ class _Question:
 
 
 def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: bool) -> None:
-    """Compute noise and ε, and print them with their terms."""
+    """Compute noise and ε, and print the guarantee."""
     from fedsim.accounting.accountants import choose
     from fedsim.accounting.accountants import epsilon as epsilon_of
     from fedsim.accounting.calibration import calibrate_noise_multiplier

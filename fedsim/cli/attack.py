@@ -1,4 +1,4 @@
-"""`fedsim attack`: who was trained on, told from a finished run's model."""
+"""`fedsim attack`: infer from a finished run's model which users it was trained on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def attack_command(  # noqa: PLR0917 (each is an option)
         list[int] | None,
         typer.Option(
             min=1,
-            help="How many texts of a user the attacker has; repeat it to compare several numbers "
-            "(default: 1, 2, 4, … as far as half of the users have so many).",
+            help="Number of a user's texts that the attacker has; repeat the option to compare "
+            "several numbers (default: 1, 2, 4, … while half of the users have that many).",
         ),
     ] = None,
     reference: Annotated[
@@ -31,7 +31,7 @@ def attack_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Also attack every checkpoint that the run kept.")
+        bool, typer.Option("--checkpoints", help="Also attack each checkpoint that the run kept.")
     ] = False,
     out: Annotated[
         Path | None,
@@ -81,12 +81,12 @@ def _show(report: AttackReport) -> None:
             rows.append([row.statistic, *auroc, *shown])
         console.print(table_of(title, ("", "m", "AUROC", "interval", *rates), rows))
     console.print(
-        "m: samples of a user. Last columns: true positive rate at that false positive rate."
+        "m: samples per user. Last columns: true positive rate at that false positive rate."
     )
     for state in report.checkpoints if len(report.checkpoints) > 1 else ():
         console.print(f"After round {state.round}: AUROC {state.auroc:.3f}.")
-    console.print(f"Promised: {promised_text(report.privacy)}.", markup=False)
+    console.print(f"Guarantee: {promised_text(report.privacy)}.", markup=False)
     if report.bound.auroc is not None:
-        console.print(f"It allows an AUROC of {text_up(report.bound.auroc, 3)}.")
+        console.print(f"It allows an AUROC of up to {text_up(report.bound.auroc, 3)}.")
     console.print(report.bound.reason, markup=False)
     console.print(report.note, markup=False)

@@ -1,4 +1,4 @@
-"""`fedsim audit`: a lower bound on a run's ε, from canary users."""
+"""`fedsim audit`: measure a lower bound on a run's ε with canary users."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         typer.Option(
             min=2,
             max=1_000_000,
-            help="Number of canary users; each is in or out by a fair coin.",
+            help="Number of canary users; a fair coin decides whether each is included.",
         ),
     ] = 1000,
     black_box: Annotated[
         bool,
         typer.Option(
             "--black-box",
-            help="Canaries are users who have texts; the attacker sees only losses of texts, "
+            help="Use canary users with texts; the attacker sees only the losses of their texts "
             "before and after training.",
         ),
     ] = False,
     bound: Annotated[
         Literal["f-dp", "steinke"] | None,
         typer.Option(
-            help="With --black-box: the bound (default: f-dp); choose it before you see a result."
+            help="With --black-box: the method of the bound (default: f-dp); choose it before you "
+            "see a result."
         ),
     ] = None,
     overrides: Overrides = None,
     coin_seed: Annotated[
         int,
-        typer.Option(help="Seed of canaries and their coins; another seed is a fresh audit."),
+        typer.Option(help="Seed of canaries and coins; a different seed gives a new audit."),
     ] = 0,
     out: Annotated[
         Path | None,
@@ -53,7 +54,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compute a lower bound on ε by an attack; exit with 1 if it refutes the claimed ε."""
+    """Compute a lower bound on ε by an attack; exit status 1 if it refutes the claimed ε."""
     from fedsim.audit.black_box import audit_black_box
     from fedsim.audit.real_run import audit_run
     from fedsim.config import load_config
@@ -61,7 +62,7 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     from fedsim.utils.files import write_atomically
 
     if not black_box and bound is not None:
-        raise ConfigError("--bound: is for --black-box; give both, or neither")
+        raise ConfigError("--bound: needs --black-box; give both, or neither")
     path = (out or Path("runs/audit")) / _FILE
     file = config / "config.toml" if config.is_dir() else config
     loaded = load_config(file, overrides or [])
@@ -82,21 +83,21 @@ def _show_run(audit: RunAudit, console: Console) -> None:
     from fedsim.accounting.rounding import text_down, text_up
 
     bound = audit.bound
-    terms = "with any accountant" if audit.method == "steinke" else "if it is this mechanism"
+    terms = "with any accountant" if audit.method == "steinke" else "assuming this mechanism"
     refuted = "would have refuted" if audit.could_refute else "could not have refuted"
     lines = [
         f"Claimed: {audit.statement}",
-        f"Shown: the ε at δ = {text_up(bound.delta)} under the {audit.relation} relation is at "
+        f"Measured: the ε at δ = {text_up(bound.delta)} under the {audit.relation} relation is at "
         f"least {text_down(bound.epsilon)}, with {bound.confidence:.0%} confidence, {terms}: "
         f"{bound.correct} of {bound.guesses} guesses about {bound.canaries} canaries "
-        f"were right (bound: {audit.method}; seen: {audit.attack}).",
-        f"With these coins no scores could have shown more than {text_up(audit.perfect, 4)}; that "
-        f"{refuted} the claim.",
+        f"were right (bound: {audit.method}; attack: {audit.attack}).",
+        f"With these coins, perfect scores would show ε of at least {text_up(audit.perfect, 4)}, "
+        f"which {refuted} the claim.",
     ]
     if audit.p_value is not None:
         lines.append(
-            "Under the claimed trade-off curve as many right guesses, or more, have a probability "
-            f"of at most {text_up(audit.p_value, 3)}."
+            "Under the claimed trade-off curve, this many right guesses or more have probability "
+            f"at most {text_up(audit.p_value, 3)}."
         )
     for line in (*lines, *(f"- {sentence}" for sentence in audit.assumptions)):
         console.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""`fedsim bench`: how long things take on this machine, beside a reference."""
+"""`fedsim bench`: measure how long operations take on this machine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Run benchmarks on this machine; print the seconds that each case takes."""
-    # Benchmarks download nothing, but networks named like one on the hub would be looked up there:
-    # half a minute each without a network.
+    # Benchmarks make no downloads. Without this, a network with the name of a hub model is looked
+    # up there: half a minute each on a machine without internet.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from fedsim.errors import ConfigError
     from fedsim.registry import names, resolve
     from fedsim.utils.machine import keep_freed_memory, machine, versions
 
-    # All are resolved before the first runs: a typing error in the last costs no minutes.
+    # Resolve all names before the first benchmark runs: a mistyped name shows at once.
     chosen = [resolve("benchmarks", name, "bench") for name in benchmarks or names("benchmarks")]
     keep_freed_memory()  # as a run does
     rows: list[Mapping[str, Any]] = []
@@ -40,7 +40,7 @@ def bench_command(
             except ConfigError as error:
                 if benchmarks:
                     raise
-                typer.echo(f"Left out: {error}", err=True)  # of all, one that cannot run here
+                typer.echo(f"Left out: {error}", err=True)  # not requested by name: skip it
     if as_json:
         answer = {"machine": machine(), "versions": versions(), "rows": rows}
         typer.echo(json.dumps(answer))
@@ -50,7 +50,7 @@ def bench_command(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a line a row; columns are what any row has, but for the details."""
+    """Return a table with one line per row; its columns are all keys except "details"."""
     columns = dict.fromkeys(key for row in rows for key in row if key != "details")
     words = {key for row in rows for key in row if not isinstance(row[key], int | float | None)}
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]

@@ -1,4 +1,4 @@
-"""`fedsim compare`: runs side by side, a grid of them where values vary."""
+"""`fedsim compare`: compare runs, or a grid of runs over several values."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ _SEVERAL = ("--epsilon", "--delta", "--budget", "--cohort")
 SweepGrid = Literal["in-process", "ray"]
 GridOption = Annotated[
     SweepGrid,
-    typer.Option(help="in-process: one run after another; ray: runs side by side on Ray."),
+    typer.Option(help="in-process: one run after another; ray: parallel runs on Ray."),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=1, help="With --grid ray: most runs at the same time (default: all that fit)."
+        min=1, help="With --grid ray: maximum number of parallel runs (default: all that fit)."
     ),
 ]
 Address = Annotated[
     str,
-    typer.Option(
-        help="With --grid ray: address of a running Ray cluster (default: start one here)."
-    ),
+    typer.Option(help="With --grid ray: address of a running Ray cluster (default: start one)."),
 ]
 
 
 class SeveralNumbers(TyperCommand):
-    """A command in which `--epsilon 2 4 8` is `--epsilon 2 --epsilon 4 --epsilon 8`."""
+    """A command that reads `--epsilon 2 4 8` as `--epsilon 2 --epsilon 4 --epsilon 8`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before each number that follows its value."""
         repeated: list[str] = []
-        option = ""  # whose values we are among
+        option = ""  # the option that owns the current values
         for previous, argument in pairwise(["", *args]):
             if (named := argument.partition("=")[0]) in _SEVERAL:
                 option = named
@@ -66,7 +64,7 @@ def compare_command(
         list[str] | None,
         typer.Option(
             metavar="KEY.PATH=V,V,...",
-            help="Run each config with each of these values; if repeated, every combination.",
+            help="Run each config with each of these values; repeat for all combinations.",
         ),
     ] = None,
     epsilon: Annotated[
@@ -78,8 +76,8 @@ def compare_command(
         typer.Option(
             "--budget",
             metavar="B ...",
-            help="Run each config at these expected numbers of gradients per round, as near as "
-            "samplers allow.",
+            help="Run each config at these expected numbers of gradients per round, or the nearest "
+            "that the sampler allows.",
         ),
     ] = None,
     tuned: Annotated[
@@ -87,17 +85,17 @@ def compare_command(
         typer.Option(
             "--tune",
             metavar="KEY.PATH=V,V,...",
-            help="For each line of the table, choose the best of these values of a key.",
+            help="Choose the best of these values of a key, for each line of the table.",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Repeat every line with so many seeds, for 95 % intervals."),
+        typer.Option(min=1, help="Number of seeds per line, for 95 % intervals."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Override one key of all configs; repeatable."
+            "--set", metavar="KEY.PATH=VALUE", help="Override a key in all configs; repeatable."
         ),
     ] = None,
     grid: GridOption = "in-process",
@@ -149,7 +147,9 @@ def _cells(
 
     for source in sources:
         if source.is_dir():
-            raise ConfigError(f"compare: {source}: --budget, --tune and --seeds are for configs")
+            raise ConfigError(
+                f"compare: {source}: --budget, --tune and --seeds need configs, not run folders"
+            )
     varied = [parse_variation(text) for text in variations]
     cells = [cell for source in sources for cell in expand(source, varied, overrides)]
     return with_budgets(cells, budgets) if budgets else cells
@@ -181,10 +181,10 @@ def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner:
 
 
 def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
-    """Return what carries the runs out.
+    """Return the runner for `--grid`.
 
     Raises:
-        ConfigError: workers or an address without Ray.
+        ConfigError: `workers` or `address` is given without Ray.
     """
     from fedsim.sweep.jobs import one_after_another
 
@@ -194,13 +194,13 @@ def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:
         return OnRay(address, workers)
     if workers is not None or address:
         raise ConfigError(
-            f"--workers {workers}, --address {address!r}: runs side by side need --grid ray"
+            f"--workers {workers}, --address {address!r}: parallel runs need --grid ray"
         )
     return one_after_another
 
 
 def _are_numbers(text: str) -> bool:
-    """Whether it is what such an option takes: numbers with commas between, or n^-x."""
+    """Whether the text is numbers separated by commas, or n^-x."""
     try:
         return bool([float(part) for part in text.removeprefix("n^").split(",")])
     except ValueError:

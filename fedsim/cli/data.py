@@ -1,4 +1,4 @@
-"""`fedsim data`: make a token store, and look at one."""
+"""`fedsim data`: build and inspect token stores."""
 
 from __future__ import annotations
 
@@ -33,48 +33,49 @@ def build(
         typer.Argument(help='A file, a folder, a Hugging Face hub id or "shakespeare".'),
     ] = None,
     user_column: Annotated[
-        str | None, typer.Option(help="The column with the user of a text.")
+        str | None, typer.Option(help="Column with the user of each text.")
     ] = None,
-    text_column: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column with the text.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe that fills in what is not given; see `data recipes`.")
+        str | None,
+        typer.Option(help="Recipe that supplies the missing options; see `data recipes`."),
     ] = None,
     tokenizer: Annotated[
         str,
         typer.Option(
-            help="The tokenizer: of a built-in model, or of a transformers folder or hub id."
+            help="The tokenizer: name of a built-in model, or a transformers folder or hub id."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
     sequence_length: Annotated[
-        int | None, typer.Option(help="Most tokens of an example (default: 64).")
+        int | None, typer.Option(help="Maximum number of tokens per example (default: 64).")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Tokenise a source and write it, ordered by user, to a token store in the folder --out.
 
-    Other keys of [data] are set by --set, such as --set data.cutting=join. A build that was
-    killed leaves no store; give the same command again.
+    Set other keys of [data] with --set, such as --set data.cutting=join. A killed build leaves no
+    store; give the same command again.
     """
-    given = {
+    options = {
         "recipe": recipe,
         "source": source,
         "user_column": user_column,
         "text_column": text_column,
         "sequence_length": sequence_length,
     }
-    known = {key: value for key, value in given.items() if value is not None}
+    known = {key: value for key, value in options.items() if value is not None}
     config = with_settings(parse_config({"data": known}), overrides or []).data
     needed = {"SOURCE": source, "--user-column": config.user_column or config.owners_column}
     if missing := [option for option, value in needed.items() if value is None and recipe is None]:
         raise ConfigError(f"give {', '.join(missing)}, or --recipe; see fedsim data recipes")
     if out.exists():
         raise ConfigError(f"--out {str(out)!r}: exists; name a folder that does not exist yet")
-    # Imported here: it brings torch, which takes seconds that `inspect` need not wait.
+    # Imported here because it imports torch, which takes seconds and `inspect` does not need.
     from fedsim.materials import check_not_prepared_twice, load_model
 
     check_not_prepared_twice(config)
-    # Of a built-in model only the tokenizer is used, so it need not be pre-trained.
+    # Only the tokenizer is used, so a built-in model needs no pre-training.
     steps = 0 if tokenizer in names("models") else None
     untrained = ModelConfig(name_or_path=tokenizer, pretraining_steps=steps)
     try:
@@ -98,7 +99,7 @@ def inspect(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show a store's number of users, examples and tokens, quantiles, and what was dropped."""
+    """Show a store's counts of users, examples, tokens and dropped rows, and quantiles."""
     opened = TokenStore.open(store)
     if verify:
         opened.verify()
@@ -119,11 +120,11 @@ def selections(
         ),
     ] = "tiny-gpt",
     group_size: Annotated[
-        int, typer.Option(min=1, help="Most records that are selected of a user.")
+        int, typer.Option(min=1, help="Maximum number of records selected per user.")
     ] = 8,
     as_json: Json = False,
 ) -> None:
-    """Compare what each selection rule picks: length and perplexity (Chua et al., Table 7)."""
+    """Compare length and perplexity of the records each rule selects (Chua et al., Table 7)."""
     from fedsim.evaluation.selection_table import print_table, selection_table
 
     with status_when_slow("scoring"):
@@ -138,7 +139,7 @@ def selections(
 def recipes(
     as_json: Json = False,
 ) -> None:
-    """List the recipes: papers' data sets, for `data.recipe` and `data build --recipe`."""
+    """List the recipes for data sets of papers: for `data.recipe` and `data build --recipe`."""
     found = {name: load_recipe(name).model_dump() for name in recipe_names()}
     if as_json:
         typer.echo(json.dumps(found))

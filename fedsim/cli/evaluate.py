@@ -1,4 +1,4 @@
-"""`fedsim evaluate`: a finished run on held-out text, closely."""
+"""`fedsim evaluate`: evaluate a finished run on held-out text in detail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
         typer.Option(
             min=0,
             help="Local epochs on half of each held-out user's text; the other half is scored. "
-            "0: leave this out.",
+            "0: no personalisation.",
         ),
     ] = 0,
     learning_rate: Annotated[
@@ -44,9 +44,9 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
 ) -> None:
     """Score a run's initial and final model on held-out text.
 
-    Losses averaged over tokens and over users, how often the ten likeliest tokens are head words
-    (the most frequent ones), samples of generated text, and with --personalise the losses after
-    local training.
+    The scores: losses averaged over tokens and over users; how often the ten likeliest tokens are
+    head words (the most frequent words); samples of generated text. With --personalise also the
+    losses after local training.
     """
     from fedsim.errors import ConfigError
     from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
@@ -68,7 +68,7 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
 
 
 def _show(answer: dict[str, Any], console: Console) -> None:
-    heads = ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, users alike")
+    heads = ("", "users", "tokens", "loss", "perplexity", "top-1", "loss, mean over users")
     formats = {
         "users": ",",
         "tokens": ",",
@@ -86,7 +86,7 @@ def _show(answer: dict[str, Any], console: Console) -> None:
         for what in ("held_out_examples", "held_out_users")
         if scores[what]["tokens"]
     ]
-    console.print(table_of("Held-out text, nats a predicted token", heads, rows))
+    console.print(table_of("Held-out text, nats per predicted token", heads, rows))
     for stage, scores in answer["stages"].items():
         written = [repr(text) for text in scores["samples"]]
         console.print(f"{stage} writes:", *written, sep="\n  ", markup=False, emoji=False)
@@ -97,9 +97,8 @@ def _show(answer: dict[str, Any], console: Console) -> None:
 
 def _show_personalisation(answer: dict[str, Any], console: Console) -> None:
     settings = ", ".join(f"{key.replace('_', ' ')} {v}" for key, v in answer["settings"].items())
-    left = f"without {answer['users_left_out']:,} who have one text each"
-    who = f"{answer['users']:,} held-out users, {left}"
-    title = f"Personalised for {who} ({settings})"
+    left = f"without {answer['users_left_out']:,} users with a single text"
+    title = f"Personalised for {answer['users']:,} held-out users, {left} ({settings})"
     heads = ("", "parameters", "loss without", "personalised", "users helped", "diverged")
     rows = []
     for stage in ("initial", "final"):

@@ -1,4 +1,4 @@
-"""`fedsim flower`: the run that `fedsim run` does, carried out by Flower's own runtimes."""
+"""`fedsim flower`: do the run of `fedsim run` on Flower's own runtimes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flower_command(
         int | None,
         typer.Option(
             min=1,
-            help="Number of SuperNodes: to simulate, or with --superlink to wait for (default: "
+            help="Number of SuperNodes to simulate, or with --superlink to wait for (default: "
             "executor.workers).",
         ),
     ] = None,
@@ -31,7 +31,7 @@ def flower_command(
         ),
     ] = "",
 ) -> None:
-    """Do what `fedsim run` does through Flower's `flwr run`: simulated, or on a SuperLink."""
+    """Do the run of `fedsim run` through Flower's `flwr run`: simulated, or on a SuperLink."""
     from fedsim.config import load_config
     from fedsim.grids.flower_run import FlowerRunError, run_on_flower
     from fedsim.runner.folder import RunFolder
@@ -50,13 +50,13 @@ def flower_command(
         run_on_flower(settings, read.executor, superlink, lambda line: typer.echo(line, err=True))
         if not folder.report.exists():
             raise FlowerRunError(
-                f"{folder.report} is not there; --out must be on a disk that this machine and the "
-                "SuperLink's share"
+                f"{folder.report} does not exist; --out must be on a disk that this machine shares "
+                "with the SuperLink's machine"
             )
     except FlowerRunError as error:
         typer.echo(f"Failed: {error}", err=True)
         raise typer.Exit(_FAILED) from None
     except KeyboardInterrupt:
-        typer.echo(f"Stopped; take the run up with --resume --out {folder.path}", err=True)
+        typer.echo(f"Stopped; continue the run with --resume --out {folder.path}", err=True)
         raise typer.Exit(_FAILED) from None
     say_what_came_out(folder.path)

@@ -1,4 +1,4 @@
-"""How a store's numbers are shown: tables in the terminal."""
+"""Show a token store's numbers as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsim.utils.terminal import table_console, table_of
 
 
 def print_inspection(found: dict[str, Any]) -> None:
-    """Print what `inspect_store` found: facts, quantiles, what was dropped, a note."""
+    """Print the result of `inspect_store`: facts, quantiles, counts of dropped rows, a note."""
     facts = [
         ("store", found["store"]),
         ("source", found["source"]),
@@ -29,8 +29,8 @@ def print_inspection(found: dict[str, Any]) -> None:
     if "owners" in found:
         owners = found["owners"]
         console.print(
-            f"{owners['owners']:,} owners, {owners['wrote_nothing']:,} of whom are the user of no "
-            "text: els keeps examples of which no owner has more than group_size"
+            f"{owners['owners']:,} owners; {owners['wrote_nothing']:,} are the user of no text. "
+            "els keeps at most group_size examples per owner"
         )
         console.print(
             _quantiles({key: owners[key] for key in ("owners_per_example", "examples_per_owner")})

@@ -1,4 +1,4 @@
-"""`fedsim account ledger`, `compose` and `verify`: costs of several runs, and a model's own."""
+"""`fedsim account ledger`, `compose` and `verify`: costs of several runs, and of one model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ledger_command(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show the (ε, δ) of all runs that share a ledger, and how much of it is spent and left."""
+    """Show the (ε, δ) of all runs that share a ledger, and the shares spent and left."""
     from fedsim.runner.shared_ledger import read_shared
 
     found = ledger_facts(read_shared(file))
@@ -34,18 +34,18 @@ def ledger_command(
 
 
 def ledger_facts(shared: SharedLedger) -> dict[str, Any]:
-    """Return the budget of a shared ledger, the share that is spent, and its statement."""
+    """Return the budget of a shared ledger, the shares spent and left, and the statement."""
     from fedsim.accounting.privacy_filter import CITATION
     from fedsim.accounting.rounding import text_up
     from fedsim.accounting.statement import mechanism_text
 
-    rule, made, unit = shared.filter, shared.ledger.costs, shared.relation.unit
+    rule, costs, unit = shared.filter, shared.ledger.costs, shared.relation.unit
 
     def share(releases: Any) -> float:  # noqa: ANN401
         spent = rule.spent(releases) / rule.budget if rule.budget > 0.0 else 1.0
         return min(spent, 1e9)
 
-    spent = share(made)
+    spent = share(costs)
     return {
         "unit": unit,
         "relation": shared.relation.value,
@@ -61,13 +61,14 @@ def ledger_facts(shared: SharedLedger) -> dict[str, Any]:
                 "mechanism": mechanism_text(cost, "units", count),
                 "spent_share": share([(cost, count)]),
             }
-            for cost, count in made
+            for cost, count in costs
         ],
-        "statement": f"All {shared.ledger.num_releases:,} releases, and those to come: every {unit}"
-        f" has (ε = {text_up(shared.epsilon)}, δ = {text_up(shared.delta)})-differential privacy "
-        f"under the {shared.relation.phrase} relation, also if a run was chosen after looking at "
-        f"those before, by a privacy filter ({CITATION}; order {shared.order:g}). "
-        f"{text_up(100.0 * spent, 4)} % of the budget is spent. Coins and noise are secret.",
+        "statement": f"All {shared.ledger.num_releases:,} releases, and all later ones, together "
+        f"give every {unit} (ε = {text_up(shared.epsilon)}, δ = {text_up(shared.delta)})-"
+        f"differential privacy under the {shared.relation.phrase} relation. A privacy filter "
+        f"({CITATION}; order {shared.order:g}) makes this hold even if a run was chosen after "
+        f"looking at earlier runs. {text_up(100.0 * spent, 4)} % of the budget is spent. Coins and "
+        "noise are secret.",
     }
 
 
@@ -75,14 +76,15 @@ def compose_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     *,
     delta: Annotated[
-        float | None, typer.Option(help="δ of the sum (default: that of the runs, if it is one).")
+        float | None,
+        typer.Option(help="δ of the total (default: the runs' δ, if they have the same)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what runs on the same people cost together, if all were fixed in advance.
+    """Print the total cost of runs on the same people, if all runs were fixed in advance.
 
-    A run whose settings were chosen after looking at another is not: give such runs a common
-    ledger, `[privacy.shared]`, before the first begins.
+    If you choose a run's settings after looking at another run, give both a shared ledger
+    (`[privacy.shared]`) before the first begins.
     """
     from fedsim.accounting.accountants import epsilon_of_composition
     from fedsim.accounting.events import merged
@@ -95,13 +97,13 @@ def compose_command(
         inside = [run / name for name in ("model", "adapter") if (run / name / NAME).exists()]
         promises.append(read_promise(inside[0] if inside else run))
         if promises[-1]["epsilon"] is None or promises[-1]["hypothetical"]:
-            raise ConfigError(f"{run}: has no guarantee that could be added up")
+            raise ConfigError(f"{run}: has no guarantee to add up")
     deltas, units, relations = (
         {one[key] for one in promises} for key in ("delta", "unit", "relation")
     )
     if len(units) > 1 or len(relations) > 1:
         raise ConfigError(
-            f"account compose: units {units}, relations {relations}: need one of each"
+            f"account compose: units {units}, relations {relations}: give runs with one of each"
         )
     if delta is None and len(deltas) > 1:
         raise ConfigError(f"--delta: the runs have {sorted(deltas)}; give one")
@@ -137,7 +139,7 @@ def verify_command(
     *,
     as_json: Json = False,
 ) -> None:
-    """Recompute a model's ε from its privacy.json and compare the digests of its weights."""
+    """Recompute a model's ε from its privacy.json and check the digests of its weights."""
     from fedsim.accounting.promise import NAME, origin, verify
 
     content = verify(folder.parent if folder.name == NAME else folder)
@@ -147,4 +149,4 @@ def verify_command(
     typer.echo(content["statement"])
     typer.echo(origin(content))
     if content["epsilon"] is not None:
-        typer.echo("The releases that the file lists cost that. It cannot show how training went.")
+        typer.echo("The file's releases cost this ε; the file cannot show how training went.")

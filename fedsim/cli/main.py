@@ -11,8 +11,7 @@ from typing import Annotated
 
 from fedsim.utils.machine import BRIEF_WAITING, collect_garbage_rarely
 
-# Set before flwr, transformers and datasets are imported: nothing phones home, and a missing
-# hub is an error at once instead of minutes of retries.
+# Set before flwr, transformers and datasets are imported: they then send no telemetry.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -57,7 +56,7 @@ app = typer.Typer(
     suggest_commands=False,  # click suggests already
 )
 INTERRUPTED = 130
-_ENDINGS: dict[type[Exception], tuple[str, int]] = {  # the first word and the exit status
+_ENDINGS: dict[type[Exception], tuple[str, int]] = {  # first word of the message, exit status
     ConfigError: ("Error", 2),
     BudgetSpentError: ("Stopped", 3),
     HaltedError: ("Halted", 1),
@@ -96,21 +95,21 @@ def run_command(
     """Train a model as CONFIG says; write a run folder with the model and a report."""
     from fedsim.config import load_config
 
-    laid_over, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
-    # Takes seconds, which nobody waits for to read of a mistyped key.
+    loaded, folder = load_config(config, overrides or []), out or Path("runs") / config.stem
+    # This import takes seconds; the config is checked first, so that a typing error shows at once.
     from fedsim.runner.launch import run
 
-    if resume and not folder.exists():  # as after a kill before anything was written, or mistyped
+    if resume and not folder.exists():  # a mistyped path, or a run killed before its first write
         typer.echo(f"--resume: there is no run in {folder} yet; a new one begins", err=True)
     try:
-        run(laid_over, folder, resume=resume)
+        run(loaded, folder, resume=resume)
     except (BudgetSpentError, HaltedError):
-        if (folder / "report.json").exists():  # ended early, with a model and what it promises
+        if (folder / "report.json").exists():  # the run ended early, with a model and a guarantee
             say_what_came_out(folder)
         raise
     except KeyboardInterrupt:
-        again = "the same config and --set, --resume and --out"
-        typer.echo(f"Stopped; to take the run up, give {again} {folder}", err=True)
+        options = "the same config and --set, --resume and --out"
+        typer.echo(f"Stopped; to continue the run, give {options} {folder}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     say_what_came_out(folder)
 
@@ -126,7 +125,7 @@ def demo_command(
     resolve("demos", "demo", "demo")(out)
 
 
-# In the order in which they are used; help lists them so.
+# `fedsim --help` lists the commands in this order, the order of use.
 app.command(name="demo")(demo_command)
 app.command(name="plan")(plan_command)
 app.command(name="run")(run_command)
@@ -147,9 +146,9 @@ app.add_typer(account_app, name="account")
 
 
 class _ToStandardError(logging.Handler):
-    """Writes to what is standard error when a line comes: a bar takes it over while it is shown.
+    """Writes log lines to the current `sys.stderr`, which a progress bar replaces while it shows.
 
-    A warning once: what is said of the data is said of each of fifty candidates of a search.
+    Each warning is shown once: the candidates of a search all warn about the same data.
     """
 
     def __init__(self) -> None:
@@ -157,7 +156,7 @@ class _ToStandardError(logging.Handler):
         self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
+        """Write a log line, unless it repeats a warning."""
         words = self.format(record)
         if record.levelno != logging.WARNING or words not in self._warned:
             self._warned |= {words}
@@ -165,8 +164,8 @@ class _ToStandardError(logging.Handler):
 
 
 def main() -> None:
-    """Run a command and turn its errors into the contract's exit statuses."""
-    for stream in (sys.stdout, sys.stderr):  # an ε that it cannot write ends no run
+    """Run a command and turn its errors into exit statuses."""
+    for stream in (sys.stdout, sys.stderr):  # an encoding without ε must not end a run
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_ToStandardError()])
@@ -180,7 +179,7 @@ def main() -> None:
         status = error.exit_code
     except Exit as error:
         status = error.exit_code
-    except (Abort, KeyboardInterrupt):  # of the command, or before there is one
+    except (Abort, KeyboardInterrupt):  # Ctrl-C during a command, or before one started
         status = INTERRUPTED
     except tuple(_ENDINGS) as error:
         word, status = next(end for kind, end in _ENDINGS.items() if isinstance(error, kind))

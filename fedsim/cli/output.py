@@ -1,4 +1,4 @@
-"""What commands share: options and the closing lines."""
+"""Options and closing lines that several commands share."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Overrides = Annotated[
 ]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's config, a TOML file.")]
 RunOut = Annotated[
-    Path | None, typer.Option("--out", help="The run folder (default: runs/NAME, for a NAME.toml).")
+    Path | None, typer.Option("--out", help="The run folder (default: runs/NAME for NAME.toml).")
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue the run in --out; start it if there is none yet."),
+    typer.Option("--resume", help="Continue the run in --out; start a new one if there is none."),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run's folder.")]
 
 
 def say_what_came_out(folder: Path) -> None:
-    """Print the promise, the utility and where model and report are."""
+    """Print the guarantee, the utility and the paths of model and report."""
     from fedsim.report.schema import load_report
     from fedsim.report.wording import outcome_text
 

@@ -1,4 +1,4 @@
-"""`fedsim plan`: ULS or ELS, with which sizes, clip norm and noise, before anything is trained."""
+"""`fedsim plan`: recommend ULS or ELS, sizes, clip norm and noise before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plan_command(
     config: ConfigFile,
     budget: Annotated[
         float | None,
-        typer.Option(help="Expected example gradients per round (default: those of the config)."),
+        typer.Option(help="Expected example gradients per round (default: the config's)."),
     ] = None,
     overrides: Overrides = None,
     out: Annotated[
@@ -27,7 +27,7 @@ def plan_command(
 ) -> None:
     """Recommend user-level or example-level sampling, with sizes and noise, before training.
 
-    It writes a config for the recommendation.
+    The command writes a config with the recommended settings.
     """
     from fedsim.cli.plan_tables import print_owners, print_plan
     from fedsim.config import load_config
@@ -61,5 +61,5 @@ def plan_command(
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))
         return
     show(answer)
-    former = ", in the place of a former plan" if replaced else ""
+    former = ", which replaces an earlier plan" if replaced else ""
     typer.echo(f"Config: {target}{former}. Run it: fedsim run {target}")

@@ -1,4 +1,4 @@
-"""How a plan is shown in the terminal: the object of `--json` as tables and sentences."""
+"""Show a plan in the terminal: the object of `--json` as tables and sentences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedsim.utils.terminal import table_console, table_of
 Facts = dict[str, Any]
 
 _ROWS = (
-    ("examples a user (group_size)", "group_size"),
-    ("users a round (cohort_size)", "cohort_size"),
-    ("examples a round (batch_size)", "batch_size"),
+    ("examples per user (group_size)", "group_size"),
+    ("users per round (cohort_size)", "cohort_size"),
+    ("examples per round (batch_size)", "batch_size"),
     ("sampling probability", "sampling_probability"),
     ("noise multiplier σ", "noise_multiplier"),
     ("clip norm L", "l2_clip_norm"),
-    ("noise stddev, a coordinate", "noise_stddev"),
+    ("noise stddev per coordinate", "noise_stddev"),
 )
 
 
@@ -32,7 +32,7 @@ def print_plan(found: Facts) -> None:
         for label, key in _ROWS
         if any(key in one for one in strategies.values())
     ]
-    title = f"B = {found['budget']:,.6g} gradients a round"
+    title = f"B = {found['budget']:,.6g} gradients per round"
     console.print(table_of(title, ["", *strategies], rows))
     median = found["gradient_norms"]["median"]
     norms = [
@@ -45,7 +45,7 @@ def print_plan(found: Facts) -> None:
     if found["mechanisms"]:
         heads = ("", "users", "σ", "noise", "in sums", "at the end")
         title = (
-            "uls, other mechanisms at the same promise: users and noise a round, and noise "
+            "uls, other mechanisms with the same ε and δ: users and noise per round, and noise "
             "accumulated over rounds"
         )
         keys = ("cohort_size", "noise_multiplier", "noise_stddev", "sum_noise", "last_noise")
@@ -57,8 +57,11 @@ def print_plan(found: Facts) -> None:
 def print_owners(found: Facts) -> None:
     """Print a plan for texts with several owners: a row for each group size."""
     console = table_console()
-    heads = ("K (group_size)", "examples kept", "of all", "probability", "σ", "noise, a coordinate")
-    title = f"els, {found['owners']:,} owners, B = {found['budget']:,.6g} gradients a round"
+    heads = (
+        *("K (group_size)", "examples kept", "share of all", "probability", "σ"),
+        "noise per coordinate",
+    )
+    title = f"els, {found['owners']:,} owners, B = {found['budget']:,.6g} gradients per round"
     keys = ("examples", "part", "sampling_probability", "noise_multiplier", "noise_stddev")
     console.print(table_of(title, heads, _rows(found["group_sizes"], "group_size", keys)))
     console.print(Text(found["statement"]))

@@ -1,4 +1,4 @@
-"""`fedsim push`: upload a trained model with its promise and nothing else."""
+"""`fedsim push`: upload a trained model with its model card and privacy.json only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def push_command(
     ],
     *,
     merged: Annotated[
-        bool, typer.Option("--merged", help="Upload the whole model, also if there is an adapter.")
+        bool,
+        typer.Option("--merged", help="Upload the whole model, even if the run has an adapter."),
     ] = False,
     public: Annotated[
         bool, typer.Option("--public", help="Make a new repository public (default: private).")

@@ -1,4 +1,4 @@
-"""`fedsim study`: the papers' figures, tables and claims, recomputed."""
+"""`fedsim study`: recompute figures, tables and claims of the papers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def study_command(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Only for tradeoffs: train adapters of this model, a folder, GGUF file or hub id."
+            help="Only for tradeoffs: train adapters of this model (folder, GGUF file or hub id)."
         ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Texts to train on in place of the built-in ones, such as JSON lines; for "
-            "tradeoffs, group-size, estimate-and-double-text, mechanisms and records-per-user, and "
-            "beside them for server-step, which takes several. So are the options below.",
+            help="Texts to train on instead of the built-in ones, such as JSON lines. For studies "
+            "tradeoffs, group-size, estimate-and-double-text, mechanisms and records-per-user. "
+            "Study server-step adds them to the built-in texts and takes several files. The "
+            "options below are for the same studies.",
         ),
     ] = None,
     user_column: Annotated[
@@ -49,27 +50,28 @@ def study_command(
         str | None, typer.Option(help="Column of --data with the text (default: text).")
     ] = None,
     epsilon: Annotated[
-        list[str] | None, typer.Option(metavar="E ...", help="The ε that are compared.")
+        list[str] | None, typer.Option(metavar="E ...", help="Values of ε to compare.")
     ] = None,
     budget: Annotated[
         list[str] | None,
         typer.Option(
             metavar="B ...",
-            help="The expected gradients per round that are compared (tradeoffs, group-size).",
+            help="Expected gradients per round to compare (tradeoffs, group-size).",
         ),
     ] = None,
     cohort: Annotated[
         list[str] | None,
-        typer.Option(metavar="N ...", help="The cohort sizes that are compared (server-step)."),
+        typer.Option(metavar="N ...", help="Cohort sizes to compare (server-step)."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds per run.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of every line; lines are paired by seed.")
+        int | None,
+        typer.Option(min=1, help="Seeds per line of the table; lines are paired by seed."),
     ] = None,
 ) -> None:
     """Recompute a figure, a table or a claim of the papers; write a table and a picture.
 
-    The same command again resumes a study that was interrupted.
+    To resume an interrupted study, give the same command again.
     """
     from fedsim.registry import names, resolve
 
@@ -103,7 +105,7 @@ def _check_taken(name: str, options: Iterable[str], takes: Sequence[str]) -> Non
             known = ", ".join(_spelled(option) for option in takes)
             raise ConfigError(
                 f"{_spelled(key)}: not an option of {name}, which takes "
-                f"{known or 'none but --quick and --out'}"
+                f"{known or 'only --quick and --out'}"
             )
 
 
@@ -112,11 +114,11 @@ def _spelled(key: str) -> str:
 
 
 def _numbers(option: str, texts: Sequence[str]) -> tuple[float, ...]:
-    """Return the numbers of `1 4` and of `1,4`."""
-    found = []
+    """Parse numbers separated by spaces or commas: `1 4` or `1,4`."""
+    numbers = []
     for text in (part for typed in texts for part in typed.split(",")):
         try:
-            found.append(float(text))
+            numbers.append(float(text))
         except ValueError:
             raise ConfigError(f"{option} {text}: must be a number, such as 8") from None
-    return tuple(found)
+    return tuple(numbers)

@@ -1,4 +1,4 @@
-"""`fedsim tune`: choose settings with one ε for the search, its winner and the winner's score."""
+"""`fedsim tune`: search for settings; one ε covers the search, the best model and its score."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tune_command(
         Literal["geometric", "logarithmic", "poisson"],
         typer.Option(
             help="Distribution of the number of trials: geometric; logarithmic (cheaper, often one "
-            "trial); poisson (needs accountant rdp; now and then no trial)."
+            "trial); poisson (needs accountant rdp; sometimes no trial)."
         ),
     ] = "geometric",
     overrides: Overrides = None,
@@ -39,19 +39,19 @@ def tune_command(
     address: Address = "",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the search (default: runs/NAME.tune, for a NAME.toml)."),
+        typer.Option(help="Folder of the search (default: runs/NAME.tune for NAME.toml)."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the search would cost; train nothing.")
+        bool, typer.Option("--dry-run", help="Print the cost of the search; train nothing.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search for the best settings on private text; one ε covers all that the search keeps.
+    """Search for the best settings on private text; one ε covers everything that is kept.
 
     Each trial is a whole run, and its model gets a private score (training.private_evaluation).
-    Only the best trial is kept, as the run folder OUT/winner. Do not show the other trials, nor
-    their number.
+    Only the best trial is kept, as the run folder OUT/winner. Keep the other trials and their
+    number secret.
     """
     from fedsim.errors import ConfigError
     from fedsim.report.schema import CoveredScores
@@ -64,7 +64,7 @@ def tune_command(
     )
     runner = runner_of(grid, workers, address)
     if dry_run and resume:
-        raise ConfigError("--resume: with --dry-run nothing is trained")
+        raise ConfigError("--resume with --dry-run: a dry run trains nothing; give one of the two")
     if dry_run:
         search = prepare(cells, trials, stopping, None)
         answer = {

@@ -1,7 +1,7 @@
-"""Config: the keys of a run's TOML file, their types and defaults, and errors that help.
+"""Config: the keys of a run's TOML file, their types and defaults, and clear errors.
 
 Start at `schema.py`; the keys of `[data]` are in `fedsim/data/config.py`, which it imports.
-`tables.py` has the tables whose keys depend on the part that one of them names.
+`tables.py` defines tables in which one key names a part, and the part decides the other keys.
 `experiments/config_page.py` writes docs/config.md from the keys' own docstrings.
 """
 

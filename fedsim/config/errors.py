@@ -1,4 +1,4 @@
-"""One line for each of pydantic's complaints about a config: the key, the value, what would do."""
+"""Turn each pydantic error on a config into one line: the key, the value, the accepted values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {  # pydantic's types in the words of docs/config.md
     "dict": "a table",
     "model": "a table",
 }
-_PLAIN = {  # what would do, by pydantic's type of the error, with its context laid in
+_PLAIN = {  # advice by pydantic's error type; {gt}, {ge}, … come from the error's context
     "missing": "give a value; it has no default",
     "finite_number": "give a finite number",
     "greater_than": "give more than {gt:g}",
@@ -36,12 +36,12 @@ _PLAIN = {  # what would do, by pydantic's type of the error, with its context l
 
 
 def explain(problem: Mapping[str, Any], root: type[BaseModel], raw: object) -> str:
-    """Turn one error of `ValidationError.errors()` into "key = value: what would do".
+    """Turn one error of `ValidationError.errors()` into "key = value: advice".
 
     Args:
         problem: the error.
         root: the class of the config.
-        raw: what was validated; its tables name the parts that know their keys.
+        raw: the validated mapping; its tables name the parts, which define further keys.
     """
     location = problem["loc"]
     shown, node, _ = _walk(root, location, raw)
@@ -51,8 +51,8 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel], raw: object) -> s
     if problem["type"] == "extra_forbidden":
         _, holder, table = _walk(root, location[:-1], raw)
         known = sorted(holder.model_fields) if _is_model(holder) else []
-        if table is not None and (having := _having(*table, str(location[-1]))):
-            return f"{key}: only {having} has it; known keys: {', '.join(known)}"
+        if table is not None and (parts := _parts_with_key(*table, str(location[-1]))):
+            return f"{key}: only {parts} has it; known keys: {', '.join(known)}"
         near = nearest(str(location[-1]), known)
         return f"{key}: unknown key; {near or 'known keys: ' + ', '.join(known)}"
     if problem["type"].startswith("union_tag"):
@@ -81,7 +81,7 @@ def _in_plain_words(problem: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return the value as it would be written, cut where it is endless."""
+    """Return the value's repr, cut to `_LONGEST` characters."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
@@ -102,10 +102,11 @@ Table = tuple[OpenTable, type[Section]]
 def _walk(
     root: type[BaseModel], location: Sequence[str | int], raw: object
 ) -> tuple[list[str], Any, Table | None]:
-    """Follow a location.
+    """Follow the location of an error through the config classes.
 
     Returns:
-        its parts, without the tags of unions; the type at its end; the open table that this is.
+        the location's keys without the tags of unions; the type at its end; the open table at its
+        end, or None.
     """
     shown: list[str] = []
     node: Any = root
@@ -130,22 +131,22 @@ def _walk(
     return shown, node, table
 
 
-def _having(table: OpenTable, base: type[Section], key: str) -> str:
-    """Return the built-in parts whose options have a key, as in 'name = "els"'."""
+def _parts_with_key(table: OpenTable, base: type[Section], key: str) -> str:
+    """Return the built-in parts that have the option `key`, as in 'name = "els"'."""
     parts = table.built_in(base).items()
-    having = [f'"{name}"' for name, options in parts if key in options.model_fields]
-    return f"{table.tag} = {' or '.join(having)}" if having else ""
+    matches = [f'"{name}"' for name, options in parts if key in options.model_fields]
+    return f"{table.tag} = {' or '.join(matches)}" if matches else ""
 
 
 def _section(annotation: Any) -> Any:  # noqa: ANN401
-    """Return an annotation; of a section that may be left out (`Section | None`), the section."""
+    """Return the annotation; for an optional section (`Section | None`), the section."""
     models = [kind for kind in get_args(annotation) if _is_model(kind)]
     optional = len(models) == 1 and set(get_args(annotation)) == {models[0], type(None)}
     return models[0] if optional else annotation
 
 
 def _tags(node: Any) -> dict[str, Any]:  # noqa: ANN401  (any annotation)
-    """Return tag to model of a union of sections that a first field tells apart, or {}."""
+    """Map tags to models, for a union of sections with a tag as first field; else {}."""
     if get_origin(node) is Annotated:
         node = get_args(node)[0]
     models = [kind for kind in get_args(node) if _is_model(kind)]

@@ -1,6 +1,6 @@
-"""The configuration of a run: every key, its type, its default and what it is.
+"""The configuration of a run: each key with its type, default and description.
 
-The text under a key is its row in docs/config.md: see `experiments/config_page.py`.
+The docstring below a key is its row in docs/config.md: see `experiments/config_page.py`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from fedsim.utils.section import MOST, Fraction, Positive, PositiveFloat32, Sect
 
 
 class ScheduleConfig(Section):
-    """A clip norm that moves on a fixed schedule from `l2_clip_norm` to another value."""
+    """A clip norm that follows a fixed schedule, from `l2_clip_norm` to another value."""
 
     kind: Literal["linear", "exponential"]
-    """Equal differences per round, or equal ratios."""
+    """"linear": equal differences per round; "exponential": equal ratios."""
     final_l2_clip_norm: Positive
     """The clip norm at the end, and in all later rounds."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Rounds that the change takes; left out, all rounds of the run."""
+    """Number of rounds of the change; left out, all rounds of the run."""
 
 
 class AdaptiveConfig(Section):
-    """A clip norm that follows a quantile of norms (Andrew et al. 2021): `fedsim.clip_policy`."""
+    """A clip norm that tracks a quantile of norms (Andrew et al. 2021): `fedsim.clip_policy`."""
 
     quantile: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Share of updates that the clip should leave unchanged."""
     learning_rate: Positive = 0.2
     """Learning rate for the logarithm of the clip norm."""
     count_noise_stddev: Positive | None = None
-    """Standard deviation of the noise on the count of updates within the clip norm, in units; left
-    out, a twentieth of the expected cohort, or twice the noise multiplier if that is larger."""
+    """Standard deviation of the noise on the count of updates within the clip norm, in units. Left
+    out: a twentieth of the expected cohort, or twice the noise multiplier if that is larger."""
 
 
 class ClipConfig(Section):
-    """How a unit's update is clipped: how large it may be."""
+    """How a unit's update is clipped."""
 
     kind: str = "flat"
     """"flat" (one bound on the whole update), "per-layer" (a bound on each of its m layers:
@@ -53,16 +53,16 @@ class ClipConfig(Section):
     l2_clip_norm: Positive | None = None
     """Largest L2 norm of a unit's update; 1.0 if there is no `[strategy.clip]`."""
     normalise: bool = False
-    """Divide clipped updates by the bound, so that SGD's learning rate does not depend on it."""
+    """Divide clipped updates by their bound, so that SGD's learning rate does not depend on it."""
     schedule: ScheduleConfig | None = None
-    """A clip norm that moves on a fixed schedule."""
+    """A clip norm that follows a fixed schedule."""
     adaptive: AdaptiveConfig | None = None
-    """A clip norm that follows the norms of the updates; the ledger charges for it."""
+    """A clip norm that tracks the norms of the updates; its privacy cost counts in ε."""
 
     @model_validator(mode="after")
     def _one_policy(self) -> Self:
         if self.schedule is not None and self.adaptive is not None:
-            raise ValueError("schedule and adaptive each say which clip comes next: give one")
+            raise ValueError("schedule and adaptive both set the next clip norm: give one")
         return self
 
 
@@ -88,80 +88,79 @@ class ModelConfig(Section):
     lora_rank: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Rank of new LoRA adapters, trained in place of the network; 0 for none."""
     lora_alpha: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Scale of the adapters times their rank; left out, twice the rank."""
+    """LoRA's α: the scale of the adapters times their rank; left out, twice the rank."""
     lora_rank_stabilised: bool = False
     """Divide `lora_alpha` by the square root of the rank (rsLoRA)."""
     lora_freeze_a: bool = False
     """Train only the second matrix of each adapter (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
-    """Modules that get adapters: endings of their names, such as "q_proj"; if empty, see
+    """Modules that get adapters, by the ends of their names, such as "q_proj"; if empty, see
     `docs/models.md#how-much`."""
     adapter: str | None = None
     """A peft folder with adapters of this model to start from."""
     merged: bool = True
     """Also write `model/`, with the adapters merged in; false writes only `adapter/`."""
     trainable: str = "all"
-    """"all" parameters, or those in whose names this regular expression is found."""
+    """Parameters to train: "all", or a regular expression that their names must contain."""
     pretraining_steps: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    """Steps for which a built-in model is pre-trained on public text; left out, the model's own
-    number."""
+    """Pre-training steps of a built-in model on public text; left out, the model's default."""
     dropout: Fraction = 0.0
-    """Dropout probability in training, for all `nn.Dropout` layers of network and adapters;
-    attention weights are never dropped."""
+    """Dropout probability in training, for all `nn.Dropout` layers of network and adapters.
+    Attention weights get no dropout."""
     attention: Attention = "eager"
-    """"eager" keeps every attention weight in memory for the gradient, "sdpa" (fused kernels) keeps
+    """"eager" keeps all attention weights in memory for the gradient; "sdpa" (fused kernels) keeps
     none."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
         options = ("target_modules", "alpha", "rank_stabilised", "freeze_a")
         given = [f"lora_{name}" for name in options if getattr(self, f"lora_{name}")]
-        of_new = [name for name in given if name != "lora_freeze_a"]
-        if self.adapter is not None and (self.lora_rank or of_new):
-            name = "lora_rank" if self.lora_rank else of_new[0]
-            raise ValueError(f"{name} is of new adapters, and adapter names those that there are")
+        for_new = [name for name in given if name != "lora_freeze_a"]
+        if self.adapter is not None and (self.lora_rank or for_new):
+            name = "lora_rank" if self.lora_rank else for_new[0]
+            raise ValueError(f"{name} is for new adapters, adapter for existing ones: give one")
         if given and not self.adapts:
-            raise ValueError(f"{given[0]} needs lora_rank: without adapters it has no place")
+            raise ValueError(f"{given[0]} needs lora_rank: without adapters it has no effect")
         if not self.merged and not (self.adapts and self.trainable == "all"):
-            raise ValueError("merged = false needs adapters, and nothing else that is trained")
+            raise ValueError('merged = false needs adapters and trainable = "all"')
         return self
 
     @property
     def adapts(self) -> bool:
-        """Whether there are adapters, new ones or those of a folder."""
+        """Whether the model has adapters, new ones or loaded ones."""
         return self.lora_rank > 0 or self.adapter is not None
 
     @property
     def start(self) -> ModelConfig:
-        """Of the whole network that training starts from: new adapters begin as no change."""
+        """The config of the starting network without new adapters, which start at zero."""
         kept = {"name_or_path", "pretraining_steps", "adapter", "attention"}
         return ModelConfig(**self.model_dump(include=kept))
 
 
 class FedSGD(Section):
-    """Each user computes the averaged gradient of their examples (DP-FedSGD)."""
+    """Each user computes the mean gradient of their examples (DP-FedSGD)."""
 
     task: Literal["fedsgd"] = "fedsgd"
 
 
 class FedAvg(Section):
-    """Local SGD by each user; the update is the difference of the parameters (DP-FedAvg)."""
+    """Each user runs local SGD; the update is the change of the parameters (DP-FedAvg)."""
 
     task: Literal["fedavg"]
     epochs: Annotated[int, Field(ge=1, le=MOST)] = 1
-    """Passes over the user's examples in a round."""
+    """Passes over the user's examples per round."""
     batch_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """Examples per local step."""
     learning_rate: PositiveFloat32 = 0.1
-    """Learning rate of the local steps."""
+    """Learning rate of each local step."""
 
 
 class EstimatorConfig(Section):
-    """The denominator: what the sum of clipped updates is divided by."""
+    """The denominator of the estimate: it divides the sum of clipped updates."""
 
     kind: str = "fixed"
-    """Divide by the expected weight of a cohort ("fixed"), by the weight of the drawn cohort if
-    that is not too small ("clipped"), or by a plug-in's estimator."""
+    """"fixed": the expected weight of a cohort. "clipped": the weight of the drawn cohort, with a
+    lower bound. Or the name of a plug-in's estimator."""
 
 
 class SamplingConfig(Section):
@@ -176,27 +175,27 @@ STRATEGIES = OpenTable("strategies", "strategy.name")
 
 
 class StrategyConfig(Section):
-    """What is sampled, what a unit computes, how its update is clipped: `docs/strategies.md`.
+    """The unit of sampling, the unit's computation and the clip: `docs/strategies.md`.
 
-    These keys all strategies have.
+    All strategies have these keys.
     """
 
     name: str = "uls"
-    """What is sampled: "uls" (users), "els" (examples), another strategy below, or a plug-in's."""
+    """"uls" samples users, "els" samples examples; or another strategy below, or a plug-in's."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] = 100
-    """Number of rounds: server steps, each with one noisy release. `--resume` takes a larger one,
-    unless one price pays for the whole run."""
+    """Number of rounds (server steps, each with one noisy release). `--resume` accepts a larger
+    number, unless the accountant prices the run as a whole."""
     sampling: Annotated[SamplingConfig, OpenTable("samplers", "strategy.sampling.kind")] = Field(
         default={}, validate_default=True
     )
-    """How the units of a round are drawn."""
+    """The sampler that draws the units of each round."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
-    """Most examples of a user: in each round ("uls"), or in the whole pool ("els")."""
+    """Maximum number of examples per user: in each round ("uls"), or in the whole pool ("els")."""
     selection: SelectionRule = "random"
-    """Which examples of a user are taken, if there are more; "uls" does not take "least-demand",
-    nor "els" "random-chunk"."""
+    """Rule that selects examples of a user who has more than `group_size`. "least-demand" is not
+    for "uls", and "random-chunk" is not for "els"."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()
-    """What a user computes: a gradient, or local training."""
+    """The computation of a user: a gradient, or local training."""
     clip: Annotated[ClipConfig, OpenTable("clips", "strategy.clip.kind")] = Field(
         default={"l2_clip_norm": 1.0}, validate_default=True
     )
@@ -204,21 +203,21 @@ class StrategyConfig(Section):
     estimator: Annotated[EstimatorConfig, OpenTable("estimators", "strategy.estimator.kind")] = (
         Field(default={}, validate_default=True)
     )
-    """The denominator: what the sum of clipped updates is divided by."""
+    """The denominator of the estimate: it divides the sum of clipped updates."""
 
     default_relation: ClassVar[str | None] = None
-    """The neighbouring relation of the strategy; None: that of the sampler."""
+    """The neighbouring relation of the strategy; None: the sampler's."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Keys that change nothing, so that a comparison does not train a line for each value."""
+    """Keys without effect; a comparison does not train one line for each of their values."""
 
     @property
     def expected_users(self) -> float | None:
-        """The key `cohort_size`; None if it is left out, or the strategy has none."""
+        """The key `cohort_size`; None if it is left out or the strategy lacks it."""
         return getattr(self, "cohort_size", None)
 
     @property
     def expected_examples(self) -> float | None:
-        """The key `batch_size`; None if it is left out, or the strategy has none."""
+        """The key `batch_size`; None if it is left out or the strategy lacks it."""
         return getattr(self, "batch_size", None)
 
 
@@ -229,7 +228,7 @@ class SharedLedgerConfig(Section):
     """
 
     ledger: str
-    """Path of the ledger file; all runs that share the budget name it."""
+    """Path of the ledger file, the same for all runs that share the budget."""
     epsilon: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     """ε of all these runs together."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -237,58 +236,58 @@ class SharedLedgerConfig(Section):
 
 
 class SearchConfig(Section):
-    """The search that this run is a trial of; `fedsim tune` writes these keys: `docs/tuning.md`."""
+    """The search to which this run belongs; `fedsim tune` writes these keys: `docs/tuning.md`."""
 
     trials: Annotated[float, Field(gt=1.0, le=500.0)]
     """Average number of trials."""
     stopping: Literal["geometric", "logarithmic", "poisson"] = "geometric"
     """Distribution of the number of trials."""
     trial: Annotated[int, Field(ge=0)] | None = None
-    """Number of this trial."""
+    """Index of this trial."""
 
 
 class PrivacyConfig(Section):
-    """The guarantee. Numbers of users and examples are public only if they are declared here."""
+    """The privacy guarantee. Counts of users and examples are public only if declared here."""
 
     epsilon: Positive | None = None
-    """The ε to keep, which the noise is calibrated to. Give this or `noise_multiplier`."""
+    """Target ε; the noise is calibrated to it. Give this or `noise_multiplier`."""
     noise_multiplier: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    """Noise standard deviation over the sensitivity of the estimate."""
+    """Noise standard deviation divided by the sensitivity of the estimate."""
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """The δ of the ε; far below one over the number of users."""
+    """The δ of the guarantee; it should be far below 1 / (number of users)."""
     accountant: str | None = None
-    """Computes ε from the rounds: `docs/accounting.md`, or a plug-in's, with its own keys in this
-    table; left out, the tightest that is proved for the sampler."""
+    """Accountant that computes ε from the rounds: see `docs/accounting.md`. A plug-in's accountant
+    has its own keys in this table. Left out: the tightest proved for the sampler."""
     relation: Literal["add-or-remove-one", "zero-out-one", "replace-one", "fixed-graph"] | None = (
         None
     )
-    """The neighbouring relation: which pairs of data sets the ε is about. Left out, "fixed-graph"
-    if texts have several owners, "replace-one" with a sampler that does not hide the number of
-    users ("fixed-size"), else "add-or-remove-one"."""
+    """The neighbouring relation, which defines neighbouring data sets. Left out: "fixed-graph" if
+    texts have several owners; "replace-one" with a sampler that reveals the number of users
+    ("fixed-size"); else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """Draw noise and coins from secrets, or, for experiments, from `seed`: ε is then simulated, and
-    the run protects nobody. Left out, `compare` takes "seeded"."""
+    """"secure" draws noise and coins from secrets. "seeded" draws them from `seed`, for
+    experiments: its ε is simulated and the run gives no protection. Left out, `compare` takes
+    "seeded"."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
-    """Independent noise in each round, or noise that takes back part of the noise of earlier rounds
-    ("banded", "blt")."""
+    """Noise of the rounds: "independent", or correlated ("banded", "blt"), which cancels part of
+    the noise of earlier rounds."""
     bands: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """With "banded": rounds that a column of its matrix spans; left out, the `groups` of the
-    sampler."""
+    """With "banded": number of bands of its matrix; left out, the sampler's `groups`."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
-    """With "blt": number of running sums; left out, 3."""
+    """With "blt": number of buffers (running sums of noise); left out, 3."""
     declared_num_users: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """The public number of users (with "truncated-poisson" an upper bound); left out, users are
-    counted in the data, and the report says so."""
+    """The public number of users (with "truncated-poisson" an upper bound). Left out, fedsim counts
+    the users in the data, and the report says so."""
     declared_num_examples: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """For "els": the public number of pooled examples; left out, they are counted."""
+    """For "els": the public number of pooled examples; left out, fedsim counts them."""
     shared: SharedLedgerConfig | None = None
     """One privacy budget for several runs."""
     search: SearchConfig | None = None
-    """The search that this run is a trial of."""
+    """The search to which this run belongs."""
 
     @property
     def accounted_by(self) -> str | None:
-        """The accountant with the keys that are its own, as `accounting.accountants` takes it."""
+        """The accountant with its own keys, in the form that `accounting.accountants` takes."""
         own = {
             name: getattr(self, name)
             for name in type(self).model_fields
@@ -301,7 +300,7 @@ class PrivacyConfig(Section):
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError(
                 f"epsilon = {self.epsilon} together with noise_multiplier = "
-                f"{self.noise_multiplier}: each decides the other, give one"
+                f"{self.noise_multiplier}: each determines the other, give one"
             )
         for name, kind in (("bands", "banded"), ("buffers", "blt")):
             if getattr(self, name) is not None and self.mechanism != kind:
@@ -313,14 +312,14 @@ class PrivacyConfig(Section):
 
 
 class RateScheduleConfig(Section):
-    """The learning rate over the rounds: a warm-up, then `kind`, from the rate to a share of it."""
+    """Schedule of the learning rate: a warm-up, then a decay of `kind` to a share of the rate."""
 
     kind: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
-    """How the rate falls after the warm-up."""
+    """Shape of the decay after the warm-up."""
     warmup_rounds: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Rounds in which the rate grows evenly, up to `server.learning_rate`."""
+    """Rounds of linear growth up to `server.learning_rate`."""
     final_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Share of the rate at the end, and in all later rounds."""
+    """Final rate divided by `server.learning_rate`; it holds in all later rounds."""
     rounds: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Rounds of warm-up and decay together; left out, all rounds of the run."""
 
@@ -329,23 +328,25 @@ class RateScheduleConfig(Section):
         if self.kind == "inverse-square-root" and self.final_share == 0.0:
             raise ValueError('final_share = 0.0: kind = "inverse-square-root" needs more than 0')
         if self.kind == "constant" and self.final_share > 0.0:
-            raise ValueError(f'final_share = {self.final_share}: kind = "constant" has none')
+            raise ValueError(
+                f'final_share = {self.final_share}: kind = "constant" has no decay; remove it'
+            )
         return self
 
 
 class AverageConfig(Section):
-    """An average of each round's parameters: the model that is evaluated and saved.
+    """Evaluate and save an average of the parameters over the rounds.
 
-    Training goes on from the last parameters; metrics have their loss too. ε is the same: it is
-    post-processing.
+    Training continues from the last parameters; metrics include their loss too. ε stays the same,
+    because averaging is post-processing.
     """
 
     kind: Literal["exponential", "tail"]
-    """The newest parameters weigh the most ("exponential"), or all the same ("tail")."""
+    """"exponential": the newest parameters have the largest weight; "tail": equal weights."""
     decay: Fraction | None = None
-    """With "exponential": weight of a round over that of the next one; left out, 0.9."""
+    """With "exponential": ratio of a round's weight to the next round's; left out, 0.9."""
     start: Annotated[int, Field(ge=0, le=MOST)] | None = None
-    """Rounds before the first that counts; left out, none, with "tail" half of the run's."""
+    """Number of initial rounds to skip; left out, 0, or with "tail" half of the run."""
 
     @model_validator(mode="after")
     def _decays_if_exponential(self) -> Self:
@@ -354,32 +355,32 @@ class AverageConfig(Section):
         return self
 
     def first_of(self, rounds: int) -> int:
-        """Return how many of a run's rounds come before the first that counts."""
+        """Return the number of initial rounds that the average skips."""
         half = rounds // 2 if self.kind == "tail" else 0
         return half if self.start is None else self.start
 
 
 class ServerConfig(Section):
-    """The optimizer of the server, which takes the released estimate as its gradient.
+    """The server's optimizer, which uses the released estimate as its gradient.
 
-    The other arguments of torch's optimizer are keys too, such as `momentum`, `betas`, `eps`,
+    Other arguments of torch's optimizer are keys too, such as `momentum`, `betas`, `eps`,
     `weight_decay` and `fused`.
     """
 
     optimizer: str = "auto"
-    """"auto"; one of `torch.optim` in lower case, such as "sgd", "adam", "adamw" or "muon"
-    (matrices; AdamW takes the rest); or a plug-in's. "auto" is Adam at a given `learning_rate`;
-    without one SGD, or Adam where no noise is added."""
+    """"auto"; a class of `torch.optim` in lower case, such as "sgd", "adam", "adamw" or "muon" (for
+    matrices, with AdamW for the rest); or a plug-in's. "auto" is Adam if `learning_rate` is given
+    or the run adds no noise; else SGD."""
     learning_rate: PositiveFloat32 | None = None
-    """Learning rate of the server's step. "auto" finds its own if it is left out, and lowers it
-    evenly to 0: `docs/planning.md#the-learning-rate`."""
+    """Learning rate of the server's step. Left out, "auto" chooses one and lowers it linearly to 0:
+    `docs/planning.md#the-learning-rate`."""
     max_gradient_norm: PositiveFloat32 | None = None
     """Scale the released estimate down to this L2 norm if it is longer."""
     debias: bool = False
-    """Free the second moment of "adam" or "adamw" of the variance of the noise."""
+    """Subtract the noise variance from the second moment of "adam" or "adamw"."""
     schedule: RateScheduleConfig | None = None
-    """The learning rate over the rounds; left out, it is constant, or if `learning_rate` is left
-    out too, falls evenly to 0."""
+    """Schedule of the learning rate. Left out, the rate is constant; if `learning_rate` is left out
+    too, it falls linearly to 0."""
     average: AverageConfig | None = None
     """An average of the parameters; left out, none."""
 
@@ -388,7 +389,7 @@ class ServerConfig(Section):
         if self.learning_rate is None and self.optimizer != "auto":
             raise ValueError(
                 f"optimizer = {self.optimizer!r} without learning_rate: give one, such as 0.01; "
-                'only "auto" finds its own'
+                'only "auto" chooses its own'
             )
         own = {*type(self).model_fields} - {*ServerConfig.model_fields}
         given = [name for name in sorted(own) if getattr(self, name) is not None]
@@ -396,8 +397,8 @@ class ServerConfig(Section):
             given.append("debias")
         if self.learning_rate is None and given:
             raise ValueError(
-                f"{given[0]} = {getattr(self, given[0])!r} without learning_rate: an automatic "
-                "rate is of plain SGD; give learning_rate, such as 0.01, or remove it"
+                f"{given[0]} = {getattr(self, given[0])!r} without learning_rate: the automatic "
+                f"rate is for plain SGD; give learning_rate, such as 0.01, or remove {given[0]}"
             )
         return self
 
@@ -406,87 +407,87 @@ class ExecutorConfig(Section):
     """Where and how clients compute."""
 
     grid: Literal["in-process", "ray"] = "in-process"
-    """This process, or workers of Ray: `docs/cluster.md`."""
+    """Where clients run: in this process, or on Ray workers (`docs/cluster.md`)."""
     workers: Annotated[int, Field(ge=1, le=MOST)] = 1
     """Number of workers; more than 1 needs grid "ray"."""
     cpus_per_worker: Positive = 1.0
     """CPU cores that Ray reserves for each worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """GPUs that Ray reserves for each worker; above 0, this process computes on a GPU too, if there
-    is one."""
+    """GPUs that Ray reserves for each worker. If above 0, this process also uses a GPU if it has
+    one."""
     address: str = ""
     """Address of a running Ray cluster; "" starts Ray on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
-    """How clipped gradients are computed; "auto" chooses by the model, the most tokens of a unit
-    and the memory, and for local training takes "loop"."""
+    """Method that computes clipped gradients. "auto" chooses by the model, the longest unit and the
+    memory; for local training it takes "loop"."""
     precision: Precision = "float32"
     """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
-    keep their width."""
+    keep their precision."""
     checkpointing: bool = False
-    """Compute a network's blocks again in the backward pass, which saves memory."""
+    """Recompute the network's blocks in the backward pass, which saves memory."""
     shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
-    """Units per message to a worker; 0: one shard per worker, of about equal work."""
+    """Units per message to a worker; 0: one message per worker, with about equal work."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
         if self.grid == "in-process" and (self.workers > 1 or self.address):
             raise ValueError(
-                f"workers = {self.workers}, address = {self.address!r}: more than this process "
-                'needs grid = "ray"'
+                f"workers = {self.workers}, address = {self.address!r}: several workers or "
+                'an address need grid = "ray"'
             )
         if self.checkpointing and self.engine == "vmap":
             raise ValueError(
-                'checkpointing = true with engine = "vmap": torch.func cannot compute activations '
-                'again; take engine "auto", "loop", "materialised" or "ghost"'
+                'checkpointing = true with engine = "vmap": torch.func cannot recompute '
+                'activations; take engine "auto", "loop", "materialised" or "ghost"'
             )
         return self
 
 
 class PrivateEvaluation(Section):
-    """Held-out scores that ε covers, released as a noisy sum over users: `docs/tuning.md`."""
+    """Private held-out scores: noisy sums over users, covered by ε (`docs/tuning.md`)."""
 
     noise_multiplier: PositiveFloat32 = 10.0
     """Noise multiplier of each release."""
     loss_bound: PositiveFloat32 = 10.0
-    """A user's mean loss is clipped here, in nats per token."""
+    """Bound to which a user's mean loss is clipped, in nats per token."""
     every: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Rounds between two releases; left out, one release after the last round."""
+    """Rounds between releases; left out, one release after the last round."""
 
 
 class TrainingConfig(Section):
-    """How often to evaluate and to save, and where metrics are sent."""
+    """How often to evaluate and to save; which trackers get the metrics."""
 
     evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two evaluations on held-out text; the start and the last round are always
+    """Rounds between evaluations on held-out text. The initial and the final model are always
     evaluated."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between two checkpoints. Ctrl-C, SIGTERM and SIGHUP (exit status 130) and errors save
-    the last round first. After SIGKILL the rounds since the last checkpoint are repeated; with
+    """Rounds between checkpoints. Ctrl-C, SIGTERM and SIGHUP (exit status 130) and errors save the
+    last round first. After SIGKILL, `--resume` repeats the rounds since the last checkpoint; with
     secure noise they are charged twice."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
     trackers: tuple[str, ...] = ()
-    """Trackers that get the metrics: "tensorboard", "wandb", "mlflow", or a plug-in's."""
+    """Trackers of the metrics: "tensorboard", "wandb", "mlflow", or a plug-in's."""
     private_evaluation: PrivateEvaluation | None = None
-    """Held-out scores that ε covers."""
+    """Private held-out scores; ε covers them."""
 
 
 class Config(Section):
     """A whole run."""
 
     seed: int = 0
-    """Seed of the model's initial parameters and, with `privacy.noise = "seeded"`, of every other
-    draw."""
+    """Seed of the model's initial parameters; with `privacy.noise = "seeded"`, of all other draws
+    too."""
     data: DataConfig = DataConfig()
-    """The text and its users."""
+    """The texts and their users."""
     model: ModelConfig = ModelConfig()
     """Which model training starts from, and which of its parameters are trained."""
     strategy: Annotated[StrategyConfig, STRATEGIES] = Field(default={}, validate_default=True)
-    """What is sampled, what each unit computes, and how its update is bounded."""
+    """The unit of sampling, the unit's computation and the clip."""
     privacy: Annotated[PrivacyConfig, OpenTable("accountants", "privacy.accountant")] = (
         PrivacyConfig()
     )
-    """The guarantee."""
+    """The privacy guarantee."""
     server: Annotated[ServerConfig, OpenTable("server_optimizers", "server.optimizer")] = Field(
         default={}, validate_default=True
     )
@@ -511,28 +512,28 @@ class Config(Section):
         self._check_rounds()
         if scores is not None and self.data.co_owned:
             raise ValueError(
-                "training.private_evaluation with data.owners_column: a text with several owners "
-                "would be scored for one of them alone; remove one"
+                "training.private_evaluation with data.owners_column: scores would protect only "
+                "one of a text's owners; remove one of the two keys"
             )
         if scores is not None and not self.data.held_out_examples:
             raise ValueError(
                 "training.private_evaluation with data.held_out_examples = 0: there is no text to "
-                "score; hold some out"
+                "score; give a fraction above 0"
             )
         if self.privacy.shared is not None and self.data.made_up_by is not None:
             raise ValueError(
-                f"privacy.shared with users that a {self.data.made_up_by} made up: who shares the "
-                "ledger would take its ε for one of people; remove it"
+                f"privacy.shared with users that a {self.data.made_up_by} made up: the ledger's ε "
+                "would not be about people; remove privacy.shared"
             )
         if search is not None and (scores is None or scores.every is not None):
             raise ValueError(
-                "privacy.search: needs training.private_evaluation, the score that chooses, and "
-                "it once, without every"
+                "privacy.search: needs training.private_evaluation, the score that chooses the "
+                "best trial, without the key every"
             )
         return self
 
     def _check_rounds(self) -> None:
-        """Raise `ValueError` where the run is too short for the server's schedule or average."""
+        """Raise `ValueError` if the run is too short for the server's schedule or average."""
         rounds, schedule, average = self.strategy.rounds, self.server.schedule, self.server.average
         if schedule is not None:
             whole = schedule.rounds or rounds
@@ -548,7 +549,7 @@ class Config(Section):
                 )
         if average is not None and average.first_of(rounds) >= rounds:
             raise ValueError(
-                f"server.average.start = {average.start}: never begins; give less than "
+                f"server.average.start = {average.start}: the average never starts; give less than "
                 f"strategy.rounds = {rounds}"
             )
 
@@ -563,7 +564,7 @@ def load_config(
     *,
     noise: Literal["secure", "seeded"] = "secure",
 ) -> Config:
-    """Read a TOML file, lay `key.path=value` overrides over it and validate.
+    """Read a TOML file, apply `key.path=value` overrides and validate.
 
     `noise` is the default of `privacy.noise`.
 
@@ -574,7 +575,7 @@ def load_config(
     try:
         raw = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"config: {path} is not there") from None
+        raise ConfigError(f"config: {path} does not exist") from None
     except OSError as error:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -590,43 +591,47 @@ def load_config(
 
 
 def parse_config(raw: Mapping[str, Any]) -> Config:
-    """Validate a nested mapping; every problem is in the one `ConfigError`."""
+    """Validate a nested mapping.
+
+    Raises:
+        ConfigError: invalid keys; the message has one line for each.
+    """
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         lines = [explain(problem, Config, raw) for problem in problems]
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None
-    if wrong := list(_made_numbers(raw, config.model_dump())):
-        raise ConfigError("\n".join(wrong))
+    if errors := list(_converted_numbers(raw, config.model_dump())):
+        raise ConfigError("\n".join(errors))
     return config
 
 
-def _made_numbers(given: Any, made: Any, key: str = "") -> Iterator[str]:  # noqa: ANN401
-    """Yield what is wrong with a true or a text that became a number: an ε of true would be 1."""
-    if isinstance(given, Mapping) and isinstance(made, Mapping):
-        for name, value in given.items():
-            yield from _made_numbers(value, made.get(name), f"{key}.{name}" if key else name)
-    elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
-        for number, (value, other) in enumerate(zip(given, made, strict=False)):
-            yield from _made_numbers(value, other, f"{key}.{number}")
-    elif isinstance(given, bool | str) and type(made) in (int, float):
-        yield f"{key} = {given!r}: give a number"
+def _converted_numbers(raw: Any, parsed: Any, key: str = "") -> Iterator[str]:  # noqa: ANN401
+    """Yield an error for each boolean or string that pydantic converted to a number."""
+    if isinstance(raw, Mapping) and isinstance(parsed, Mapping):
+        for name, value in raw.items():
+            yield from _converted_numbers(value, parsed.get(name), f"{key}.{name}" if key else name)
+    elif isinstance(raw, list | tuple) and isinstance(parsed, list | tuple):
+        for number, (value, other) in enumerate(zip(raw, parsed, strict=False)):
+            yield from _converted_numbers(value, other, f"{key}.{number}")
+    elif isinstance(raw, bool | str) and type(parsed) in (int, float):
+        yield f"{key} = {raw!r}: give a number"
 
 
 def _drop_other_size(strategy: dict[str, Any], named: Collection[str]) -> None:
-    """Drop a round's size that the file gives for another strategy than the override names."""
+    """Drop `cohort_size` or `batch_size` if the overriding strategy does not have the key."""
     try:
         options = STRATEGIES.options(StrategyConfig, strategy)
     except ConfigError:
-        return  # an unknown strategy, which validation names
+        return  # an unknown strategy: validation reports it
     for key in {"cohort_size", "batch_size"} - options.model_fields.keys():
         if f"strategy.{key}" not in named:
             strategy.pop(key, None)
 
 
 def with_settings(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a config with `key.path=value` overrides laid over it, validated as a whole.
+    """Return the config with `key.path=value` overrides applied, validated as a whole.
 
     Raises:
         ConfigError: a malformed override or an invalid key.
@@ -638,10 +643,10 @@ def with_settings(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> None:
-    """Lay `key.path=value` over a nested mapping; the value is TOML or a bare word.
+    """Set `key.path=value` in a nested mapping; the value is TOML or a bare word.
 
     Raises:
-        ConfigError: no key, no "=", or a path through something that is no section.
+        ConfigError: no key, no "=", or a path through a value that is not a section.
 
     Examples:
         >>> raw = {"server": {"learning_rate": 0.1}}

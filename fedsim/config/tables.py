@@ -1,4 +1,4 @@
-"""Open tables: a key such as `kind` names an entry point, and the part checks the table's keys."""
+"""Open tables: a key such as `kind` names a part (an entry point), which checks the other keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedsim.registry import distribution, is_own, names, part
 from fedsim.utils.section import Section
 
 UNKNOWN_PART = "unknown_part"
-"""Pydantic's type of the error for a name that no package registered."""
+"""Pydantic error type for a part that no package registered."""
 
 
 @dataclass(frozen=True)
 class OpenTable:
-    """Annotates a table of the config whose keys depend on one of them.
+    """Annotates a table of the config in which one key names a part.
 
-    The table has the keys of its annotated class, and those of the `options` of the named part, a
-    subclass. A part without `options` has no keys of its own.
+    A part may have `options`, a subclass of the annotated class; then these are the table's keys.
+    A part without `options` adds no keys.
 
     Attributes:
-        group: of entry points, such as "samplers".
+        group: group of entry points, such as "samplers".
         field: the dotted key that names the part, such as "strategy.sampling.kind".
     """
 
@@ -36,37 +36,37 @@ class OpenTable:
         """The last part of `field`."""
         return self.field.rpartition(".")[2]
 
-    def options(self, base: type[Section], given: object) -> type[Section]:
-        """Return the class that checks a table; `base` where it names no part.
+    def options(self, base: type[Section], table: object) -> type[Section]:
+        """Return the class that checks `table`; `base` if its tag is not a string.
 
         Raises:
             ConfigError: the table names a part that is not registered.
         """
         default = base.model_fields[self.tag].default
-        name = given.get(self.tag, default) if isinstance(given, Mapping) else default
+        name = table.get(self.tag, default) if isinstance(table, Mapping) else default
         if not isinstance(name, str):
             return base
         options: type[Section] = getattr(part(self.group, name, self.field), "options", base)
         return options
 
     def built_in(self, base: type[Section]) -> dict[str, type[Section]]:
-        """Return the options of each part that fedsim brings."""
+        """Return the options of each part of fedsim, by name."""
         own = [name for name in names(self.group) if is_own(distribution(self.group, name))]
         return {name: self.options(base, {self.tag: name}) for name in own}
 
     def __get_pydantic_core_schema__(
         self, base: type[Section], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Return the schema that validates a table by the options of its part, and dumps it all."""
+        """Return a schema that validates with the part's options and serialises all keys."""
 
-        def validated(given: object) -> object:
-            if not isinstance(given, Mapping):
-                return given
+        def validated(table: object) -> object:
+            if not isinstance(table, Mapping):
+                return table
             try:
-                options = self.options(base, given)
+                options = self.options(base, table)
             except ConfigError as error:
                 raise PydanticCustomError(UNKNOWN_PART, "{why}", {"why": str(error)}) from None
-            return options.model_validate({k: v for k, v in given.items() if v is not None})
+            return options.model_validate({k: v for k, v in table.items() if v is not None})
 
         return core_schema.no_info_before_validator_function(
             validated, handler(base), serialization=core_schema.simple_ser_schema("any")

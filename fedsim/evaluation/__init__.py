@@ -1,4 +1,4 @@
 """Utility of a model on text: losses, accuracy, perplexity, generated samples.
 
-Start at `metrics.py`. No ε covers what is computed here, but for `private_scores.py`.
+Start at `metrics.py`. ε covers only the scores of `private_scores.py`.
 """

@@ -8,25 +8,25 @@ from fedsim.language_model import LanguageModel
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 
-# What a report shows.
-SAMPLES, SAMPLE_TOKENS = 3, 48
+SAMPLES, SAMPLE_TOKENS = 3, 48  # number and length of the samples in a report
 
 
 @torch.no_grad()
 def sample_texts(
     model: LanguageModel, parameters: Tensors, count: int, max_tokens: int, seed: int
 ) -> list[str]:
-    """Return texts drawn from the model's own distribution, from the begin token on.
+    """Return texts sampled from the model, starting with the begin token.
 
-    No prompt, so private words appear only if the model repeats them. The draws are a function of
-    the seed, the same for any parameters: before and after differ by what was learnt alone.
+    There is no prompt, so private words appear only if the model repeats them. The random numbers
+    depend only on the seed: texts before and after training differ only through the parameters.
 
     Args:
         model: the network.
-        parameters: its weights.
+        parameters: weights of the network.
         count: number of texts.
-        max_tokens: most tokens of a text, the begin token included; an end token ends it earlier.
-        seed: of the run.
+        max_tokens: maximum number of tokens per text, with the begin token; an end token ends the
+            text.
+        seed: seed of the run.
     """
     begin, end = model.encode([""])[0]
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
@@ -34,7 +34,7 @@ def sample_texts(
     uniform = torch.from_numpy(stream(seed, "samples").random((max_tokens, count)))
     for step in range(1, max_tokens):
         logits = model.logits(on_device, tokens)[:, -1].double().cpu()
-        # A model that diverged gives NaN: it then writes its first word again and again.
+        # A diverged model gives NaN, which becomes 0: its text repeats token 0.
         cumulative = torch.softmax(logits, dim=-1).nan_to_num().cumsum(dim=-1)
         chosen = torch.searchsorted(cumulative, uniform[step][:, None] * cumulative[:, -1:])
         following = chosen.clamp(max=model.vocabulary_size - 1).to(model.device)

@@ -16,9 +16,9 @@ HEADS = (10, 50, 100)
 
 
 def most_frequent(store: TokenStore, examples: Indices, vocabulary_size: int) -> Indices:
-    """Return token ids from the most frequent on, counted over the predictions that count.
+    """Return token ids in order of falling frequency among the predicted tokens.
 
-    Counted on the text that is given: what comes of private text is private.
+    The result is private if the text is.
     """
     counts = np.zeros(vocabulary_size, np.int64)
     for places in batches_by_length(store.lengths(examples), vocabulary_size):
@@ -36,17 +36,17 @@ def head_word_histogram(
     examples: Indices,
     frequent: Indices,
 ) -> dict[int, list[int]]:
-    """Return, per head size n, how often 0, 1, … 10 of the ten likeliest are among the n first.
+    """Count how many of the ten likeliest tokens are among the n most frequent, per prediction.
 
     Args:
         model: the network.
-        parameters: its weights.
-        store: holds the examples.
-        examples: every predicted token of theirs is one count.
-        frequent: ids from the most frequent on, as `most_frequent` returns them.
+        parameters: weights of the network.
+        store: token store of the examples.
+        examples: indices of examples; each predicted token is one count.
+        frequent: token ids in order of falling frequency, from `most_frequent`.
 
     Returns:
-        n in 10, 50, 100 to eleven counts.
+        n (10, 50 or 100) to eleven counts, for 0, 1, … 10 of the ten likeliest tokens.
     """
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     rank = torch.empty(len(frequent), dtype=torch.int64)

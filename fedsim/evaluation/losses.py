@@ -1,7 +1,7 @@
-"""The loss of an example, and what evaluation counts.
+"""The loss of an example, and the predictions that evaluation counts.
 
-A block of tokens holds ids, and -1 - id for a *context token*: the network reads it, and its
-prediction does not count.
+A block of tokens holds ids, or -1 - id for a *context token*. The network reads context tokens, but
+their predictions do not count.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 
 def token_ids(tokens: torch.Tensor) -> torch.Tensor:
-    """Return the ids that the network reads, those of context tokens too: int64, same shape."""
+    """Return the ids of all tokens, including context tokens: int64, same shape."""
     return tokens ^ (tokens >> 63)  # the shift is -1 for a context token, and -1 - id is ~id
 
 
 def token_losses(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the negative log-likelihood of every token but the first, in nats.
+    """Return the negative log-likelihood of each token except the first, in nats.
 
     Args:
         logits: (batch, length, vocabulary).
@@ -25,15 +25,15 @@ def token_losses(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     Returns:
         (batch, length - 1); entry t belongs to the prediction of token t + 1.
     """
-    # Flat, because the vocabulary then stays the innermost size: moving it costs two copies. The
-    # last position, which predicts nothing, is computed too: leaving it out would be a copy.
+    # Flatten, so that the vocabulary stays the innermost dimension: moving it costs two copies.
+    # The last position has no prediction but is computed too, because slicing it off would copy.
     targets = token_ids(tokens).roll(-1, dims=1)
     flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     return flat.view(targets.shape)[:, :-1]
 
 
 def predicted_mask(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return which predictions count: of tokens that are neither padding nor context.
+    """Return the mask of counted predictions: those of tokens that are neither padding nor context.
 
     Args:
         tokens: (batch, length) int64.
@@ -49,10 +49,10 @@ def predicted_mask(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def example_losses(
     logits: torch.Tensor, tokens: torch.Tensor, lengths: torch.Tensor
 ) -> torch.Tensor:
-    """Return each example's mean loss over its own predicted tokens: (batch,).
+    """Return each example's mean loss over its predicted tokens: (batch,).
 
-    The mean is per example, so that a long text does not count for more than a short one of the
-    same user. An example without a token that counts has loss 0.
+    The mean is per example, so that long and short texts of a user have equal weight. An example
+    without predicted tokens has loss 0.
     """
     mask = predicted_mask(tokens, lengths)
     total = (token_losses(logits, tokens) * mask).sum(dim=1)

@@ -16,18 +16,18 @@ from fedsim.tensors import Tensors
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over some examples, weighted both ways: every token alike, and every user alike.
+    """Means over examples, with equal weight per token and with equal weight per user.
 
     Attributes:
-        loss: nats per predicted token; NaN when there are none.
-        perplexity: exp(loss), infinite when that overflows.
-        accuracy_top1: share of tokens that got the highest logit; see `ExampleScores`.
-        tokens: predicted tokens.
-        user_loss: mean over users of each one's nats per predicted token.
-        user_accuracy_top1: mean over users of each one's accuracy.
-        users: users with a predicted token.
-        unit_loss: mean over units (users, or examples) of each one's mean over its examples of
-            their nats per predicted token: the mean that a cohort's training loss is.
+        loss: nats per predicted token; NaN if there are none.
+        perplexity: exp(loss), infinite on overflow.
+        accuracy_top1: share of predicted tokens that got the highest logit; see `ExampleScores`.
+        tokens: number of predicted tokens.
+        user_loss: mean over users of the user's nats per predicted token.
+        user_accuracy_top1: mean over users of the user's accuracy.
+        users: number of users with a predicted token.
+        unit_loss: mean over units (users, or examples) of the unit's mean example loss, as in a
+            cohort's training loss.
     """
 
     loss: float
@@ -50,7 +50,7 @@ def evaluate(
     examples: Indices,
     unit: Literal["user", "example"] = "user",
 ) -> Evaluation:
-    """Score `parameters` on the given examples of the store; same input, same bits."""
+    """Score `parameters` on examples of the store; the result is reproducible bit for bit."""
     scores = score_examples(model, parameters, store, examples)
     return summary(scores, owners(store, examples), unit)
 
@@ -61,16 +61,16 @@ def summary(
     """Return the means of example scores.
 
     Args:
-        scores: of examples.
-        users: (examples,), whose each example is.
-        unit: what `unit_loss` is a mean over.
+        scores: scores of the examples.
+        users: (examples,), user of each example.
+        unit: unit of `unit_loss`.
     """
     count = int(scores.tokens.sum())
     if count == 0:
         return NO_SCORES
     places = np.unique(users, return_inverse=True)[1]
     by_user = scores.summed_by(places)
-    by_example = scores.nats / scores.tokens.clip(min=1)  # without a token 0, as in training
+    by_example = scores.nats / scores.tokens.clip(min=1)  # 0 without a token, as in training
     by_unit = by_example
     if unit == "user":
         by_unit = np.bincount(places, by_example) / np.bincount(places)
@@ -89,5 +89,5 @@ def summary(
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss), infinite where float64 ends."""
+    """Return exp(loss), or infinity beyond float64's range."""
     return math.inf if loss >= 700 else math.exp(loss)

@@ -1,8 +1,8 @@
-"""Held-out loss and accuracy with noise of their own: scores that ε covers.
+"""Private held-out loss and accuracy: noisy scores that ε covers.
 
-Each user whose text is scored adds one vector, (their mean loss over `loss_bound` - 1/2, their
-accuracy - 1/2, 1), of a norm of at most √1.5, whoever else is there: their text goes through the
-network by itself. The sum is released with Gaussian noise; the scores are its quotients.
+Each scored user adds one vector: (mean loss / `loss_bound` - 1/2, accuracy - 1/2, 1). Its norm is
+at most √1.5. The vector does not depend on other users, because each user's text is scored
+separately. The sum is released with Gaussian noise; the scores are quotients of its entries.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fedsim.noise.gaussian import release_
 from fedsim.seeding import NoiseKey
 from fedsim.tensors import Tensors
 
-_GRID = 2.0**-20  # of a user's vector: sums of multiples are exact, in whatever order
+_GRID = 2.0**-20  # vectors are rounded to multiples of it, so that sums are exact in any order
 SENSITIVITY = math.sqrt(1.5) + 4.0 * _GRID
-"""The most that a user moves the sum, in L2, the grid included."""
+"""L2 sensitivity of the sum to one user, with rounding to the grid."""
 
 
 @dataclass(frozen=True)
 class PrivateScores:
-    """Scores of a release.
+    """Scores of one release.
 
     Attributes:
-        loss: mean over users of each one's nats a predicted token, at most the bound.
-        accuracy_top1: mean over users of each one's share of right predictions.
-        users: how many there are, by the same release; not whole, at least 1.
-        loss_stddev: the standard deviation that the noise gives to `loss`, to first order.
+        loss: mean over users of the user's nats per predicted token, at most the bound.
+        accuracy_top1: mean over users of the user's share of right predictions.
+        users: noisy number of users from the same release; at least 1, not an integer.
+        loss_stddev: standard deviation of `loss` from the noise, to first order.
     """
 
     loss: float
@@ -53,22 +53,22 @@ def private_scores(
     noise_multiplier: float,
     key: NoiseKey,
 ) -> PrivateScores:
-    """Return the scores of a model on users' held-out examples, by one noisy sum.
+    """Return the scores of a model on users' held-out examples, from one noisy sum.
 
     Args:
         model: the network.
-        parameters: of it.
-        store: of the texts.
-        examples: held-out ones; nobody's may depend on who else is there.
-        loss_bound: in nats; a user's larger mean loss counts as that, and so does NaN.
-        noise_multiplier: standard deviation over `SENSITIVITY`.
-        key: of the noise.
+        parameters: weights of the network.
+        store: token store of the texts.
+        examples: indices of held-out examples; a user's examples must not depend on other users.
+        loss_bound: upper bound in nats; a larger mean loss of a user, or NaN, counts as the bound.
+        noise_multiplier: noise standard deviation divided by `SENSITIVITY`.
+        key: key of the noise.
     """
-    whose = owners(store, examples)
+    users_of = owners(store, examples)
     vectors = [
         vector
-        for user in np.unique(whose)
-        if (vector := _vector(model, parameters, store, examples[whose == user], loss_bound))
+        for user in np.unique(users_of)
+        if (vector := _vector(model, parameters, store, examples[users_of == user], loss_bound))
         is not None
     ]
     total = torch.from_numpy(np.sum(vectors, axis=0) if vectors else np.zeros(3))
@@ -88,12 +88,12 @@ def private_scores(
 def _vector(
     model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices, bound: float
 ) -> npt.NDArray[np.float64] | None:
-    """Return (3,) what one user adds; None without a predicted token."""
+    """Return one user's vector, (3,); None without a predicted token."""
     scores = score_examples(model, parameters, store, examples)
     tokens = int(scores.tokens.sum())
     if not tokens:
         return None
     loss = math.fsum(scores.nats) / tokens
-    share = min(loss / bound, 1.0) if loss >= 0.0 else 1.0  # NaN is not
+    share = min(loss / bound, 1.0) if loss >= 0.0 else 1.0  # NaN counts as the bound
     values = np.array([share - 0.5, int(scores.correct.sum()) / tokens - 0.5, 1.0])
     return np.asarray(np.round(values / _GRID) * _GRID, dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Scores of examples under a model's weights, kept on disk.
+"""Scores of examples under a model's weights, cached on disk.
 
-A file's name is a SHA-256 of the network, every bit of its weights, the versions that compute with
-them, and the examples, so it never has to be refreshed. safetensors: nothing executes when read.
+A file's name is a SHA-256 of the network, its weights, the package versions and the examples, so
+entries never become stale. The format is safetensors, which executes no code when read.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from fedsim.utils.machine import version
 
 _log = logging.getLogger(__name__)
 
-# Raise it when the same weights and examples would score differently.
+# Increase this when the same weights and examples would get other scores.
 _VERSION = 4
 _COMPUTE = ("torch", "transformers", "peft")
 
 
 @dataclass(frozen=True)
 class ScoreCache:
-    """Scores of the examples of a store under any weights.
+    """Cached scores of a store's examples.
 
     Attributes:
-        store: of the examples.
-        folder: of the kept scores.
+        store: token store of the examples.
+        folder: folder of the cached scores.
     """
 
     store: TokenStore
     folder: Path
 
     def scores(self, model: LanguageModel, parameters: Tensors, examples: Indices) -> ExampleScores:
-        """Return the scores of examples, from disk where they have been computed before.
+        """Return the scores of examples, from disk if they are cached.
 
         Args:
             model: the network.
-            parameters: its trained weights, the frozen ones left out.
-            examples: indices of the store, int64; one that comes again is not scored again.
+            parameters: its trained weights, without frozen ones.
+            examples: indices of the store, int64; repeated ones are scored once.
         """
         some, places = np.unique(examples, return_inverse=True)
         path = self.folder / f"{self._key(model, parameters, some)}.safetensors"
@@ -78,12 +78,12 @@ def losses_for(materials: Materials, rule: CohortRule) -> Losses | None:
     """Return each training example's loss under the starting model, or None if `rule` needs none.
 
     Chua et al. 2024, §4.1, choose a user's records by their perplexity under the model before
-    training. That model is public, so a user's scores depend on that user's text alone.
+    training. That model is public, so a user's scores depend only on this user's text. The losses
+    of all examples of the store are cached, so that they serve all splits.
 
     Returns:
-        Nats per predicted token, float32, in the order of `split.train_examples`; infinite where
-        nothing is predicted. Those of all examples of the store are kept under the cache folder,
-        and read from there the next time, whatever the split.
+        Nats per predicted token, float32, in the order of `split.train_examples`; infinite for
+        examples without predicted tokens.
     """
     if rule not in ("highest-perplexity", "lowest-perplexity"):
         return None

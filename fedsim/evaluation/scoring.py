@@ -1,4 +1,4 @@
-"""Score examples: loss, correct predictions and tokens of each, for evaluation and attacks."""
+"""Score examples for evaluation and attacks: loss, correct predictions and number of tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors
 from fedsim.utils.terminal import every_half_minute
 
-# Tokens of a forward pass; logits over a large vocabulary, of which there are two copies at once,
-# are what costs memory.
+# Maximum tokens and logits of a forward pass. Two copies of the logits need most of the memory.
 _TOKENS_A_BATCH, _LOGITS_A_BATCH = 4096, 2**25
 _MOST_EXAMPLES = 256
 
 
 @dataclass(frozen=True, eq=False)
 class ExampleScores:
-    """Scores of examples, one entry each, in the order given.
+    """Scores of examples, one entry each, in the given order.
 
     Attributes:
         nats: summed negative log-likelihood of the predicted tokens, float64.
-        correct: tokens that got the highest logit, int64. A true token outside the vocabulary
-            counts as wrong, whatever was predicted (McMahan et al. 2018, App. B).
-        tokens: predicted tokens that count, int64: all but an example's first and context tokens.
+        correct: number of predicted tokens that got the highest logit, int64. A true token outside
+            the vocabulary always counts as wrong (McMahan et al. 2018, App. B).
+        tokens: number of predicted tokens, int64: all except the first and context tokens.
     """
 
     nats: npt.NDArray[np.float64]
@@ -37,7 +36,7 @@ class ExampleScores:
     tokens: Indices
 
     def summed_by(self, groups: Indices) -> ExampleScores:
-        """Return one entry a group; `groups` (examples,) has the group of each, from 0 on."""
+        """Return one entry per group; `groups` (examples,) is the group of each example, from 0."""
         count = int(groups.max()) + 1 if len(groups) else 0
         nats = np.bincount(groups, self.nats, count)
         correct, tokens = (
@@ -47,7 +46,7 @@ class ExampleScores:
         return ExampleScores(nats.astype(np.float64), correct, tokens)
 
     def mean_nats(self) -> npt.NDArray[np.float64]:
-        """Return the loss of each entry, nats a predicted token; NaN where none is predicted."""
+        """Return the loss of each entry, in nats per predicted token; NaN without such tokens."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.nats / self.tokens
 
@@ -55,10 +54,9 @@ class ExampleScores:
 def score_examples(
     model: LanguageModel, parameters: Tensors, store: TokenStore, examples: Indices
 ) -> ExampleScores:
-    """Score `parameters` on the given examples of the store.
+    """Score `parameters` on examples of the store.
 
-    Batches are formed by length, so that little is padded; the same parameters on the same
-    examples give the same bits.
+    Batches group examples by length to limit padding. The result is reproducible bit for bit.
     """
     lengths, count = store.lengths(examples), len(examples)
     nats, correct, tokens = np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -68,7 +66,7 @@ def score_examples(
     for places in batches_by_length(lengths, model.vocabulary_size):
         padded = store.padded(examples[places])
         nats[places], correct[places], tokens[places] = score_padded(model, on_device, *padded)
-        done += int(lengths[places].sum())  # not examples: the short ones come first
+        done += int(lengths[places].sum())  # count tokens, because short examples come first
         tell(f"{100 * done // all_tokens} % of {all_tokens:,} tokens of {count:,} texts")
     return ExampleScores(nats, correct, tokens)
 
@@ -79,13 +77,13 @@ def owners(store: TokenStore, examples: Indices) -> Indices:
 
 
 def batches_by_length(lengths: Indices, vocabulary_size: int) -> Iterator[Indices]:
-    """Yield the places of examples that go through the network together, shortest ones first."""
-    most = min(_TOKENS_A_BATCH, _LOGITS_A_BATCH // vocabulary_size)
+    """Yield the positions of each batch's examples, shortest examples first."""
+    max_tokens = min(_TOKENS_A_BATCH, _LOGITS_A_BATCH // vocabulary_size)
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
         longest = int(lengths[order[start : start + _MOST_EXAMPLES]].max())
-        stop = start + max(1, min(_MOST_EXAMPLES, most // longest))
+        stop = start + max(1, min(_MOST_EXAMPLES, max_tokens // longest))
         yield order[start:stop]
         start = stop
 
@@ -94,13 +92,13 @@ def batches_by_length(lengths: Indices, vocabulary_size: int) -> Iterator[Indice
 def score_padded(
     model: LanguageModel, parameters: Tensors, padded: Indices, lengths: Indices
 ) -> tuple[npt.NDArray[np.float64], Indices, Indices]:
-    """Return nats, right predictions and predicted tokens of sequences, in one forward pass.
+    """Return nats, right predictions and predicted tokens per sequence, from one forward pass.
 
     Args:
         model: the network.
         parameters: its weights, on its device.
-        padded: (sequences, longest of them) tokens, padded on the right.
-        lengths: (sequences,).
+        padded: (sequences, longest length) tokens, padded on the right.
+        lengths: (sequences,) number of tokens.
     """
     tokens = torch.from_numpy(padded).to(model.device)
     ids = token_ids(tokens)

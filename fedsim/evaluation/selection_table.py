@@ -1,4 +1,4 @@
-"""Table of selection rules: lengths and perplexities of what each selects (Chua 2024, Table 7)."""
+"""Table of selection rules: length and perplexity of selected records (Chua 2024, Table 7)."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ _SEED = 0
 _USERS_AT_ONCE = 1000
 
 
-_RULES = [rule for rule in get_args(SelectionRule) if rule != "least-demand"]  # of several owners
+# "least-demand" is only for texts with several owners.
+_RULES = [rule for rule in get_args(SelectionRule) if rule != "least-demand"]
 
 
 def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict[str, Any]:
-    """Return what `fedsim data selections --json` prints: a row a rule, over all users.
+    """Return the result of `fedsim data selections --json`: one row per rule, over all users.
 
     Args:
-        store: any.
-        model_name: of the model before training; the store must be made with its tokenizer.
-        group_size: most records of a user; of random chunks, most sequences.
+        store: a token store.
+        model_name: name of the model before training; the store must have its tokenizer.
+        group_size: maximum number of records per user; for random chunks, of sequences.
 
     Raises:
-        ConfigError: the model is of another tokenizer.
+        ConfigError: the model has another tokenizer.
     """
     longest = int(store.manifest["sequence_length"])
     model = load_model(ModelConfig(name_or_path=model_name), sequence_length=longest)
     if model.tokenizer_fingerprint != store.manifest["tokenizer_fingerprint"]:
         raise ConfigError(
             f"--model = {model_name!r}: the store was made with another tokenizer; give the model "
-            "that it was built for (--tokenizer of fedsim data build)"
+            "of its tokenizer (--tokenizer of fedsim data build)"
         )
     materials = Materials(model, store, split_store(store, _SEED, 0.0, 0.0), _SEED)
     return {
@@ -88,8 +89,8 @@ def _row(
 
 
 def print_table(found: dict[str, Any]) -> None:
-    """Print the rows, and that they are private."""
-    title = f"At most {found['group_size']} a user, scored by {found['model']}"
+    """Print the rows, and a note that they are private."""
+    title = f"At most {found['group_size']} per user, scored by {found['model']}"
     heads = ("selection", "sequences", "mean length", "perplexity", "below the longest")
     table = table_of(title, heads, left=("selection",))
     for row in found["rows"]:

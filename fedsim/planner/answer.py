@@ -1,4 +1,4 @@
-"""A plan as JSON, with the sentences that belong to its numbers: the answer of `fedsim plan`."""
+"""The answer of `fedsim plan`: a plan as JSON, with sentences that explain its numbers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedsim.planner.owners import OwnersPlan
 from fedsim.strategy import plan_terms
 
 NOT_PRIVATE = (
-    "Not private: gradient norms, and a learning rate that the plan chose, were computed on "
-    "private data, and are not protected by the privacy guarantee."
+    "Not private: the plan computed gradient norms, and a learning rate if it chose one, on "
+    "private data. The privacy guarantee does not protect them."
 )
 USER_SIZES = (
-    "The number of users and their numbers of examples were counted in the data and are treated as "
-    "public, also if a number of users is declared: cohort or batch size, sampling probability and "
-    "noise of this plan follow from them."
+    "The numbers of users and of their examples were counted in the data and count as public, even "
+    "if a number of users is declared: the plan's cohort or batch size, sampling probability and "
+    "noise follow from them."
 )
 
 
 def of_data(comparison: StrategyComparison) -> dict[str, Any]:
     """Return the JSON object of a plan from a config and its data."""
     norms, sizes = comparison.norms, comparison.norms.materials.split.user_sizes
-    weighed, rate = mechanisms(comparison.uls), comparison.rate
+    alternatives, rate = mechanisms(comparison.uls), comparison.rate
     return {
         "budget": comparison.budget,
         "users": len(sizes),
@@ -49,8 +49,8 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
             one.noise.strategy: _strategy(one) for one in (comparison.uls, comparison.els)
         },
         "recommendation": asdict(comparison.recommendation),
-        "mechanisms": [asdict(each) for each in weighed],
-        "mechanism": recommended(weighed) if weighed else None,
+        "mechanisms": [asdict(each) for each in alternatives],
+        "mechanism": recommended(alternatives) if alternatives else None,
         "learning_rate": None if rate is None else rate.value,
         "notes": [OWN_RATE if rate is None else rate.sentence, CLIP_NORM, NOT_PRIVATE, USER_SIZES],
     }

@@ -1,4 +1,4 @@
-"""A config at a given compute: the cohort or batch whose expected gradients a round are B."""
+"""Set the cohort or batch size of a config so that a round has B expected gradients."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _KEYS = ("cohort_size", "batch_size")
 
 
 def at_budget(config: Config, materials: Materials, budget: float) -> Config:
-    """Return the config with the size at which a round takes `budget` gradients on average.
+    """Return the config with the size for `budget` expected gradients per round.
 
-    `cohort_size` (users) or `batch_size` (examples) is set, whichever the strategy takes, and the
-    other is removed. Expectations are those of `fedsim.runner.summary.expected_gradients`: a user
-    with fewer than `group_size` examples counts with these. No noise is calibrated.
+    Sets `cohort_size` (users) or `batch_size` (examples), whichever the strategy takes, and removes
+    the other. `fedsim.runner.summary.expected_gradients` defines the expectation: a user with fewer
+    than `group_size` examples counts with all of them. Calibrates no noise.
 
     Args:
-        config: of any strategy; the size may be missing.
-        materials: of the config.
-        budget: B > 0, expected per-example gradients a round (Charles et al. 2024, §2).
+        config: config of any strategy; the size may be missing.
+        materials: materials of the config.
+        budget: B > 0, expected per-example gradients per round (Charles et al. 2024, §2).
 
     Returns:
-        The config. Fixed-size and shuffled samplers get the nearest whole number, at least 1,
-        balanced ones the nearest number of passes, and BLT the nearest number of groups.
+        The config. Fixed-size and shuffled samplers get the nearest whole number, at least 1;
+        balanced samplers the nearest number of passes; BLT the nearest number of groups.
 
     Raises:
-        ConfigError: a budget out of range, or what the strategy refuses.
+        ConfigError: the budget is out of range, or the strategy refuses the config.
     """
     check_budget(budget)
     key, probe = _probe(config, materials)
@@ -42,7 +42,7 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
             f"{largest:g} gradients with strategy.group_size = {config.strategy.group_size}; "
             "give at most that, or a larger group_size"
         )
-    population = round(1.0 / probe.sampling.probability)  # the public size, of a probe of one
+    population = round(1.0 / probe.sampling.probability)  # public size: the probe draws one unit
     size = budget / largest * population
     if config.strategy.sampling.kind == "balanced":
         participations = passes(config.strategy.rounds, size / population)
@@ -59,30 +59,30 @@ def at_budget(config: Config, materials: Materials, budget: float) -> Config:
         cut = tried(with_noise(planned, 1.0), materials)
         if (met := expected_gradients(planned, materials, cut)) < 0.99 * budget:
             raise ConfigError(
-                f"--budget = {budget:g}: strategy.sampling.max_cohort_size keeps a round to "
+                f"--budget = {budget:g}: strategy.sampling.max_cohort_size limits a round to "
                 f"{met:.4g} gradients on average; raise it, or give a smaller budget"
             )
     return planned
 
 
 def check_budget(budget: float) -> None:
-    """Raise `ConfigError` unless it is a finite number above 0."""
+    """Raise `ConfigError` unless the budget is a finite number above 0."""
     if not 0.0 < budget < math.inf:
         raise ConfigError(f"--budget = {budget!r}: give a finite number of gradients > 0")
 
 
 def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None = None) -> float:
-    """Return the gradients of a round in which every unit takes part."""
+    """Return the number of gradients of a round in which all units take part."""
     if probe is None:
         _, probe = _probe(config, materials)
     return expected_gradients(config, materials, probe) / probe.sampling.probability
 
 
 def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
-    """Return the key that the strategy takes, and its plan for one unit a round."""
+    """Return the size key that the strategy takes, and its plan for one unit per round."""
     given = [key for key in _KEYS if getattr(config.strategy, key, None) is not None]
     cheap = with_noise(config, 1.0)
-    # Of passes, or whole groups, or cut.
+    # These samplers cannot draw one unit per round.
     if config.strategy.sampling.kind in ("balanced", "cyclic", "truncated-poisson"):
         independent = {"mechanism": "independent", "bands": None, "buffers": None}
         poisson = {"sampling": {"kind": "poisson"}}
@@ -93,13 +93,13 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
             return key, tried(_with_size(cheap, key, 1.0), materials)
         except ConfigError as error:
             errors.append(error)
-    # That the strategy does not take a size is no complaint about the config: the other is.
-    ours = tuple(f"strategy.{key}" for key in _KEYS)
-    raise next((error for error in errors if not str(error).startswith(ours)), errors[0])
+    # One error only says that the strategy does not take that size; raise the other error.
+    sizes = tuple(f"strategy.{key}" for key in _KEYS)
+    raise next((error for error in errors if not str(error).startswith(sizes)), errors[0])
 
 
 def passes(rounds: int, share: float) -> int:
-    """Return the number of passes that comes nearest to that share of the rounds, at least 1."""
+    """Return the number of passes nearest to `share` of the rounds, at least 1."""
     return max(1, round(rounds * share))
 
 

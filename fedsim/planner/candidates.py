@@ -1,4 +1,4 @@
-"""The two runs that are compared: the config as ULS and as ELS, at one budget, with their plans."""
+"""The two candidates of a plan: the config as ULS and as ELS, at one budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsim.registry import distribution, is_own, names
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A config ready to run, and its plan."""
+    """A config that is ready to run, its plan and its noise."""
 
     config: Config
     plan: RoundPlan
@@ -27,7 +27,7 @@ class Candidate:
 
 
 def check_plannable(config: Config) -> None:
-    """Raise `ConfigError` if the two strategies cannot be compared at one promise."""
+    """Raise `ConfigError` if ULS and ELS cannot be compared at the config's ε and δ."""
     privacy, local = config.privacy, config.strategy.local
     name = config.strategy.name
     if name in names("strategies") and not is_own(distribution("strategies", name)):
@@ -36,8 +36,8 @@ def check_plannable(config: Config) -> None:
         )
     if privacy.epsilon is None or privacy.delta is None:
         raise ConfigError(
-            f"privacy.epsilon = {privacy.epsilon}, privacy.delta = {privacy.delta}: strategies are "
-            "weighed at the same promise; give both, and no noise_multiplier"
+            f"privacy.epsilon = {privacy.epsilon}, privacy.delta = {privacy.delta}: the plan "
+            "compares strategies at one ε and δ; give both, and no noise_multiplier"
         )
     if config.strategy.clip.schedule is not None or config.strategy.clip.adaptive is not None:
         raise ConfigError(
@@ -45,8 +45,8 @@ def check_plannable(config: Config) -> None:
         )
     if (kind := config.strategy.sampling.kind) in ("balanced", "cyclic"):
         raise ConfigError(
-            f'strategy.sampling.kind = "{kind}": the plan compares Poisson cohorts, and says what '
-            'other samplers need; take "poisson" here, without privacy.mechanism'
+            f'strategy.sampling.kind = "{kind}": the plan compares Poisson cohorts, and prints the '
+            'settings of other samplers; take "poisson" here, without privacy.mechanism'
         )
     if not isinstance(local, FedSGD):
         raise ConfigError(
@@ -57,8 +57,8 @@ def check_plannable(config: Config) -> None:
 def as_els(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config:
     """Return the config with strategy "els", without a batch size.
 
-    Keys that ELS does not take are removed, and so is a declared number of examples, unless it was
-    declared for this group size.
+    Removes keys that ELS does not take, and a declared number of examples unless it was declared
+    for this group size.
     """
     same = config.strategy.name == "els" and config.strategy.group_size == group_size
     declared = config.privacy.declared_num_examples if same else None
@@ -91,10 +91,10 @@ def as_uls(config: Config, group_size: int, l2_clip_norm: float = 1.0) -> Config
 
 
 def candidate(config: Config, materials: Materials, budget: float) -> Candidate:
-    """Return the config at the budget, with the noise that the strategy itself calibrates.
+    """Return the config at the budget, with the noise that the strategy calibrates.
 
     Raises:
-        ConfigError: what the strategy or its accountant refuses.
+        ConfigError: the strategy or its accountant refuses the config.
     """
     met = at_budget(config, materials, budget)
     plan = tried(met, materials)
@@ -109,7 +109,7 @@ def candidate(config: Config, materials: Materials, budget: float) -> Candidate:
 
 
 def median_user_size(materials: Materials) -> int:
-    """Return G_ELS by the heuristic of Charles et al. 2024, App. H: the median user's examples."""
+    """Return G_ELS by a heuristic: the median number of examples (Charles et al. 2024, App. H)."""
     return int(np.quantile(materials.split.user_sizes, 0.5, method="inverted_cdf"))
 
 
@@ -119,23 +119,23 @@ def enough(
     """Return the group size, doubled until users have enough examples for the budget.
 
     Args:
-        variant: the config with a group size.
-        materials: of the config.
-        budget: B, gradients a round.
-        group_size: the first to try.
+        variant: function that returns the config with a group size.
+        materials: materials of the config.
+        budget: B, gradients per round.
+        group_size: first group size to try.
 
     Raises:
-        ConfigError: all examples together are too few.
+        ConfigError: there are too few examples for the budget.
     """
     largest = int(materials.split.user_sizes.max())
     while True:
-        most = largest_budget(variant(group_size), materials)
-        if most >= budget:
+        possible = largest_budget(variant(group_size), materials)
+        if possible >= budget:
             return group_size
         if group_size >= largest:
             raise ConfigError(
-                f"--budget = {budget:g}: all examples of all users give only {most:g} gradients; "
-                "give at most that"
+                f"--budget = {budget:g}: all examples of all users give only {possible:g} "
+                "gradients; give at most that"
             )
         group_size *= 2
 

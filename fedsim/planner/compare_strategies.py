@@ -1,4 +1,4 @@
-"""ULS against ELS for a config and its data: group sizes, cohort, noise, and which to take."""
+"""Compare ULS with ELS for a config and its data: group sizes, cohort and noise."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ START_COHORT = 32  # Charles et al. 2024, App. I.1
 
 @dataclass(frozen=True, eq=False)
 class StrategyComparison:
-    """ULS and ELS at one promise and one compute, before training.
+    """ULS and ELS at the same ε, δ and compute, before training.
 
     Attributes:
-        config: the config that was planned for.
-        budget: B, expected gradients a round of either strategy.
+        config: the given config.
+        budget: B, expected gradients per round of both strategies.
         norms: L(G) for each G that was needed.
-        doublings: the steps of Estimate-and-Double.
+        doublings: steps of Estimate-and-Double.
         els: ELS at the median user size.
         uls: ULS at the last point of Estimate-and-Double.
         recommendation: the strategy with less noise.
-        planned: the config of the recommended strategy, with clip and learning rate.
-        rate: that learning rate; None where the config names one.
+        planned: config of the recommended strategy, with clip and learning rate.
+        rate: the planned learning rate; None if the config gives one.
     """
 
     config: Config
@@ -60,22 +60,23 @@ class StrategyComparison:
 def compare_strategies(
     config: Config, materials: Materials, *, budget: float | None = None
 ) -> StrategyComparison:
-    """Plan both strategies at one promise and one compute, and compare their noise.
+    """Plan both strategies at the same ε, δ and compute, and compare their noise.
 
     Args:
-        config: of a run; strategy, group size, clip norm and cohort or batch are planned.
-        materials: of the config.
-        budget: B; None for the config's own expected gradients a round.
+        config: config of a run; the plan replaces strategy, group size, clip norm and cohort or
+            batch size.
+        materials: materials of the config.
+        budget: B; None: the config's expected gradients per round.
 
     Raises:
-        ConfigError: no ε and δ in the config, a budget that the data cannot meet, or a setting
-            that a strategy refuses.
+        ConfigError: the config has no ε and δ, the data cannot meet the budget, or a strategy
+            refuses a setting.
     """
     check_plannable(config)
     budget = _own_budget(config, materials) if budget is None else budget
     check_budget(budget)
     declared, counted = config.privacy.declared_num_users, materials.split.num_users
-    if declared is not None:  # `tried` plans give no warnings, a run would
+    if declared is not None:  # warn here, because `tried` silences the warning of a plan
         warn_if_far(declared, counted, "privacy.declared_num_users", "users")
     smallest = enough(lambda size: as_uls(config, size), materials, budget, 1)
     els_size = median_user_size(materials)

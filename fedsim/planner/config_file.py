@@ -13,27 +13,27 @@ from fedsim.utils.files import write_atomically
 _MARK = "# Planned by `fedsim plan`"
 
 CLIP_NORM = (
-    "The clip norm is a quarter of the median norm of updates at the starting model: nearly all "
-    "are clipped to it, so that they weigh alike and a smaller norm would change nothing but the "
-    "unit of the learning rate (Bu et al. 2022)."
+    "The clip norm is a quarter of the median norm of updates at the starting model. So nearly all "
+    "updates are clipped and have equal weight; a smaller norm would only change the scale of the "
+    "learning rate (Bu et al. 2022)."
 )
 
 OWN_RATE = (
-    "server.learning_rate is the config's own. Steps of SGD without normalise = true change with "
-    "the clip norm: choose it again, or leave it out."
+    "server.learning_rate comes from the config. SGD's steps depend on the clip norm unless "
+    "normalise = true: choose the rate again, or leave it out."
 )
 
 
 def check_target(path: Path) -> bool:
-    """Return whether `path` is a former plan, which will be replaced.
+    """Return whether `path` is an earlier plan, which will be replaced.
 
     Raises:
-        ConfigError: it is another file.
+        ConfigError: `path` is another file.
     """
     if not path.exists():
         return False
     if not path.is_file() or not path.read_bytes().startswith(_MARK.encode()):
-        raise ConfigError(f"--out {path}: exists, and no plan wrote it; name another file")
+        raise ConfigError(f"--out {path}: exists, but is not a plan; name another file")
     return True
 
 
@@ -41,7 +41,7 @@ def write_config(path: Path, config: Config, origin: str, sentences: Sequence[st
     """Write the recommended config, with `sentences` as comments above it.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     lines = [f"{_MARK} from {origin}."]
     for sentence in sentences:

@@ -1,9 +1,9 @@
 """Estimate-and-Double: group size and cohort of ULS for a budget (Charles et al. 2024, Alg. 3).
 
-Printed, the algorithm compares L(2G)/L(G) with σ(2M)/σ(M) (eqs 9 to 11). A noise multiplier never
-falls when more users are sampled, so the second is at least 1, the first at most about 1, and the
-cohort would never grow. The noise of the estimate is σ(M) L(G) / M (eq. 6), and that is what is
-compared here: L(2G)/L(G) with σ(2M)/(2σ(M)).
+As printed, the algorithm compares L(2G)/L(G) with σ(2M)/σ(M) (eqs 9 to 11). The first ratio is at
+most about 1. The second is at least 1, because σ does not fall if more users are sampled. So the
+cohort would never grow. This module compares the noise of the estimate, σ(M) L(G) / M (eq. 6):
+L(2G)/L(G) with σ(2M)/(2σ(M)).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """An operating point of user-level sampling: G examples of each of M expected users a round."""
+    """An operating point of ULS: M expected users per round, with G examples each."""
 
     group_size: int
     cohort_size: int
 
     @property
     def budget(self) -> int:
-        """Gradients a round, if every user had `group_size` examples."""
+        """Gradients per round, if all users have `group_size` examples."""
         return self.group_size * self.cohort_size
 
 
@@ -31,7 +31,7 @@ class Doubling:
     """One step of the algorithm.
 
     Attributes:
-        point: before the step.
+        point: point before the step.
         group_factor: τ_G = L(2G)/L(G), the factor on the noise if the group size doubles;
             infinite if it cannot grow.
         cohort_factor: τ_M = σ(2M)/(2σ(M)), the factor on the noise if the cohort doubles;
@@ -53,15 +53,15 @@ def estimate_and_double(
     start: Point,
     largest: Point,
 ) -> tuple[Point, tuple[Doubling, ...]]:
-    """Return the point whose budget first reaches `budget`, and the steps that led there.
+    """Return the first point that reaches `budget`, and the steps to it.
 
     Args:
-        budget: B, gradients a round.
+        budget: B, gradients per round.
         gradient_norm: L_ULS(G), such as the median norm of users' averaged gradients (eq. 8).
-        noise_multiplier: σ_ULS(M) at the promised (ε, δ) (eq. 3).
+        noise_multiplier: σ_ULS(M) at the given (ε, δ) (eq. 3).
         start: the first point; the paper takes G = 1, M = 32.
-        largest: the largest user's examples, and the number of users; neither number grows beyond
-            it. If neither can grow, the last point is returned, below the budget.
+        largest: upper bounds: the largest user's number of examples, and the number of users. If
+            neither number can grow, the last point is returned, below the budget.
     """
     point, steps = start, []
     while point.budget < budget:

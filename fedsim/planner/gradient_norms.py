@@ -18,7 +18,7 @@ from fedsim.seeding import stream
 from fedsim.tensors import Tensors, l2_norm
 
 NUM_USERS = 128  # Charles et al. 2024, App. I.1
-_AT_ONCE = 16  # users whose texts are looked up together
+_AT_ONCE = 16  # number of users per look-up of texts
 
 
 def random_users(seed: int, num_users: int) -> Keys:
@@ -31,15 +31,15 @@ def random_users(seed: int, num_users: int) -> Keys:
 class GradientNorms:
     """Norms of the gradients that a run of ULS would clip, for a sample of users.
 
-    With G = 1 they are also the norms that ELS clips. The sample is private data, and no guarantee
-    covers this query.
+    With G = 1 they are also the norms for ELS. They depend on private data, and the privacy
+    guarantee does not cover them.
 
     Attributes:
         materials: model and texts.
-        task: a user's task; its option `group_size` is replaced by G.
+        task: a user's task; G replaces its option `group_size`.
         users: (sample,) the sampled users, indices of the split.
-        medians: L(G) by G, as far as it was computed.
-        signals: by G: ‖mean of normalised gradients‖², without the bias of a finite sample.
+        medians: L(G) by G, for each G computed so far.
+        signals: ‖mean of normalised gradients‖² by G, corrected for the bias of a finite sample.
     """
 
     materials: Materials
@@ -57,7 +57,7 @@ class GradientNorms:
         """Return L(G), the median of `norms`; NaN counts as infinite.
 
         Raises:
-            ConfigError: the median is zero or infinite, so that it is no clip norm.
+            ConfigError: the median is zero or infinite, so it cannot be a clip norm.
         """
         if group_size not in self.medians:
             norms = np.nan_to_num(self.norms(group_size), nan=math.inf, posinf=math.inf)
@@ -71,21 +71,21 @@ class GradientNorms:
         return median
 
     def norms(self, group_size: int) -> npt.NDArray[np.float64]:
-        """Return (sample,) float64: each user's norm, of at most G examples."""
+        """Return (sample,) float64: the norm of each user's gradient on at most G examples."""
         options = {**self.task.options, "group_size": group_size}
         task: Task = resolve("tasks", self.task.name, "strategy.local.task")(
             self.materials, **options
         )
-        found = []
+        norms = []
         total: dict[str, torch.Tensor] = {}
         for first in range(0, len(self.users), _AT_ONCE):
             for unit in task.units(self.users[first : first + _AT_ONCE], 0):
                 update = task.update(self._start, unit, 0).values
-                found.append(l2_norm(update))
-                if 0.0 < found[-1] < math.inf:
+                norms.append(l2_norm(update))
+                if 0.0 < norms[-1] < math.inf:
                     for name, value in update.items():
-                        total[name] = total.get(name, torch.zeros_like(value)) + value / found[-1]
-        count = len(found)
-        if count > 1:  # of all pairs of different users
+                        total[name] = total.get(name, torch.zeros_like(value)) + value / norms[-1]
+        count = len(norms)
+        if count > 1:  # mean inner product over all pairs of different users
             self.signals[group_size] = (l2_norm(total) ** 2 - count) / (count * (count - 1))
-        return np.array(found, dtype=np.float64)
+        return np.array(norms, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Samplers and correlated noise side by side: the noise of each for one promise of ULS."""
+"""Compare samplers and correlated noise: the noise of each at the same ε and δ of ULS."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from fedsim.sampling import (
     TruncatedPoissonSampling,
 )
 
-MOST_BANDS = 64  # more bands need as many copies of the parameters in memory
+MOST_BANDS = 64  # each band needs one copy of the parameters in memory
 BUFFERS = 3
 _COHORT = "strategy.cohort_size"
-_ALIKE = 1.02  # factor on the users a round that rounding to whole groups and passes explains
+_ALIKE = 1.02  # tolerated factor on users per round, from rounding to whole groups and passes
 
 Variant = tuple[str, tuple[str, ...], Sampling, NoiseMatrix]
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A sampler and a noise matrix with the noise that keeps the promise.
+    """A sampler and a noise matrix, with the noise for the target ε and δ.
 
     Attributes:
-        name: such as "poisson" or "banded".
-        settings: the config's keys that select it, as TOML; no other cohort size is given.
-        cohort_size: expected users a round.
+        name: name such as "poisson" or "banded".
+        settings: config keys that select it, as TOML; leave out other cohort sizes.
+        cohort_size: expected users per round.
         noise_multiplier: σ.
-        noise_stddev: of a coordinate, fresh in a round.
+        noise_stddev: standard deviation of a round's fresh noise, per coordinate.
         sum_noise: root mean square, over the rounds, of the noise in the sum of all rounds so far.
-        last_noise: the noise in the sum of all rounds.
+        last_noise: standard deviation of the noise in the sum of all rounds.
     """
 
     name: str
@@ -51,58 +51,58 @@ class Mechanism:
 
 
 def mechanisms(one: Candidate) -> list[Mechanism]:
-    """Return each mechanism's noise for the promise of a candidate, Poisson's first.
+    """Return the noise of each mechanism at a candidate's ε and δ, Poisson sampling first.
 
-    Empty unless the candidate draws users by Poisson sampling. Left out are mechanisms without a
-    proof under the relation or with the estimator, and those that the accountant cannot certify.
+    Returns [] unless the candidate draws users by Poisson sampling. Leaves out mechanisms without a
+    proof for the relation or the estimator, and those that the accountant does not support.
     """
     plan, privacy = one.plan, one.config.privacy
     if plan.unit != "user" or plan.sampling.kind != "poisson" or privacy.epsilon is None:
         return []
     cohort = (f"{_COHORT} = {one.noise.size:.6g}",)
     poisson = ("poisson", cohort, plan.sampling, INDEPENDENT)
-    found = [_mechanism(one, poisson, plan.noise_multiplier)]
+    results = [_mechanism(one, poisson, plan.noise_multiplier)]
     for variant in _variants(one, cohort[0]):
         sampling = variant[2]
         if plan.estimator.unproved(sampling, plan.relation, 1) is not None:
             continue
         try:
-            found.append(
+            results.append(
                 _mechanism(one, variant, calibrated(one.config, sampling, units_per_user=1))
             )
         except ConfigError:
             continue
-    bands = [each for each in found if each.name == "banded"]
+    bands = [each for each in results if each.name == "banded"]
     best = min(bands, key=lambda each: each.sum_noise, default=None)
-    return [each for each in found if each.name != "banded" or each is best]
+    return [each for each in results if each.name != "banded" or each is best]
 
 
 def recommended(found: list[Mechanism]) -> str:
-    """Return the sentence on the mechanism with the least noise in the sums of rounds.
+    """Return a sentence on the mechanism with the least accumulated noise.
 
-    Mechanisms that draw more users a round than Poisson sampling are left out: more gradients
-    lower the noise of any mechanism.
+    Leaves out mechanisms that draw more users per round than Poisson sampling, because more
+    gradients lower the noise of any mechanism.
     """
     poisson = found[0]
     alike = [each for each in found if each.cohort_size <= _ALIKE * poisson.cohort_size]
     best = min(alike, key=lambda each: each.sum_noise)
     if best is poisson:
         return (
-            "No other mechanism with as many users a round accumulates less noise over the rounds "
-            "than Poisson sampling."
+            "With as many users per round, Poisson sampling accumulates the least noise over the "
+            "rounds of all mechanisms."
         )
     sized = any(setting.startswith(_COHORT) for setting in best.settings)
     instead = "" if sized else f", without {_COHORT}"
     return (
-        f"Less noise for the same promise and as many users a round: {best.name}, with "
-        f"{100.0 * (1.0 - best.sum_noise / poisson.sum_noise):.2g} % less accumulated noise than "
-        "Poisson sampling, which under SGD is the noise of the parameters (with Adam it is a "
+        f"Less noise at the same ε and δ, with as many users per round: {best.name} accumulates "
+        f"{100.0 * (1.0 - best.sum_noise / poisson.sum_noise):.2g} % less noise than Poisson "
+        "sampling (with SGD, accumulated noise is the noise of the parameters; with Adam it is a "
         f"guide): {'; '.join(best.settings)}{instead}."
     )
 
 
 def _variants(one: Candidate, cohort: str) -> Iterator[Variant]:
-    """Yield the mechanisms beside Poisson sampling."""
+    """Yield all mechanisms except Poisson sampling."""
     size, rounds, share = one.noise.size, one.config.strategy.rounds, one.plan.sampling.probability
     keys: tuple[str, ...]
     if one.plan.relation is not Relation.REPLACE:
@@ -133,7 +133,7 @@ def _sampling(kind: str, key: str, value: int) -> str:
 
 
 def _mechanism(one: Candidate, variant: Variant, noise_multiplier: float) -> Mechanism:
-    """Return the mechanism; its noise is in proportion to that of the candidate's plan."""
+    """Return the mechanism, with its noise scaled from that of the candidate's plan."""
     name, settings, sampling, matrix = variant
     plan, rounds = one.plan, one.config.strategy.rounds
     size = one.noise.size * sampling.probability / plan.sampling.probability

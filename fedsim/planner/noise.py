@@ -1,4 +1,4 @@
-"""The noise of one strategy at its best setting, and which of two strategies has less of it."""
+"""The noise of a strategy, and a comparison of two strategies by their noise."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Noise:
     Attributes:
         strategy: "uls" or "els".
         group_size: G of the strategy.
-        size: M, expected users a round (uls), or expected examples a round (els).
+        size: M, expected users per round (uls), or expected examples per round (els).
         noise_multiplier: σ.
         l2_clip_norm: L.
-        stddev: of a coordinate of the mean of about B example gradients, in the unit of L
-            (eqs 5 and 6).
+        stddev: noise standard deviation per coordinate of the estimate, in the unit of L (eqs 5
+            and 6).
     """
 
     strategy: str
@@ -37,10 +37,11 @@ class Recommendation:
     """The recommended strategy, and the reason.
 
     Attributes:
-        strategy: the one with less noise; els if they are equal.
-        reason: one sentence.
+        strategy: strategy with less noise; els if they are equal.
+        reason: reason in one sentence.
         norm_ratio: L_ELS σ_ELS / (L_ULS σ_ULS), the left side of condition (7).
-        gradients_per_user: B/M, the right side; the paper's G_ULS if every user has G_ULS examples.
+        gradients_per_user: B/M, its right side; it is the paper's G_ULS if all users have G_ULS
+            examples.
         variance_ratio: var(els) / var(uls).
     """
 
@@ -52,7 +53,7 @@ class Recommendation:
 
 
 def condition_7(els: Noise, uls: Noise) -> bool:
-    """Return whether L_ELS σ_ELS / (L_ULS σ_ULS) <= B/M: then ELS adds no more noise than ULS."""
+    """Return whether L_ELS σ_ELS / (L_ULS σ_ULS) <= B/M, so that ELS has at most ULS's noise."""
     each = els.size / uls.size
     return els.l2_clip_norm * els.noise_multiplier <= (
         each * uls.l2_clip_norm * uls.noise_multiplier
@@ -67,13 +68,13 @@ def recommend(els: Noise, uls: Noise) -> Recommendation:
     norms = els.l2_clip_norm * els.noise_multiplier / (uls.l2_clip_norm * uls.noise_multiplier)
     less, more = (els, uls) if variances <= 1.0 else (uls, els)
     reason = (
-        f"{less.strategy}: at the same promise and compute its noise has a standard deviation of "
-        f"{less.stddev:.4g} a coordinate, that of {more.strategy} {more.stddev:.4g}"
+        f"{less.strategy}: at the same ε, δ and compute its noise has standard deviation "
+        f"{less.stddev:.4g} per coordinate; the noise of {more.strategy} has {more.stddev:.4g}"
     )
-    if holds == (variances <= 1.0):  # differs with a clipped denominator, which (7) does not cover
+    if holds == (variances <= 1.0):  # (7) does not apply to clipped denominators
         sign = "≤" if holds else ">"
         reason += (
             "; condition (7) of Charles et al. 2024, with clips L and noise multipliers σ: "
-            f"L_ELS σ_ELS / (L_ULS σ_ULS) = {norms:.4g} {sign} {per_user:.4g} gradients a user"
+            f"L_ELS σ_ELS / (L_ULS σ_ULS) = {norms:.4g} {sign} {per_user:.4g} gradients per user"
         )
     return Recommendation(less.strategy, f"{reason}.", norms, per_user, variances)

@@ -1,7 +1,7 @@
-"""Group sizes for texts with several owners: kept text and noise side by side, from public counts.
+"""Group sizes for texts with several owners: kept text and noise, from public counts.
 
-The graph of texts and owners is public under the relation of such texts, so counting the examples
-that a group size K keeps is no query. Nothing here reads a text or computes a gradient.
+The graph of texts and owners is public under the relation of such texts. So counting the examples
+that a group size K keeps costs no privacy. This module reads no text and computes no gradient.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from fedsim.strategy import plan_terms
 
 _NOTE = (
     "The kept examples are counted in the graph of texts and owners, which is public under this "
-    'relation, and in an order by length where the selection is "longest" or "shortest"; '
-    "nothing else of a text, and no gradient, was looked at. The clip norm is the config's."
+    'relation. With selection "longest" or "shortest" the order of their lengths counts as public '
+    "too. The plan used no other property of the texts and no gradient. The clip norm is the "
+    "config's."
 )
 
 
 @dataclass(frozen=True)
 class GroupSize:
-    """Kept text at one K, and the noise for the promise.
+    """Kept text at one K, and the noise for the target ε and δ.
 
     Attributes:
-        group_size: K, most kept examples of an owner.
-        examples: kept.
-        part: of all training examples.
-        sampling_probability: of a kept example in a round.
+        group_size: K, maximum number of kept examples per owner.
+        examples: number of kept examples.
+        part: share of all training examples.
+        sampling_probability: probability of a kept example to be drawn in a round.
         noise_multiplier: σ.
-        noise_stddev: of a coordinate of the mean gradient, in the unit of the clip norm.
+        noise_stddev: noise standard deviation per coordinate of the mean gradient, in the unit of
+            the clip norm.
     """
 
     group_size: int
@@ -49,17 +51,17 @@ class GroupSize:
 
 @dataclass(frozen=True, eq=False)
 class OwnersPlan:
-    """Group sizes at one promise and one compute, and the one that is recommended.
+    """Group sizes at the same ε, δ and compute, and the recommended one.
 
     Attributes:
-        budget: B, expected gradients a round.
+        budget: B, expected gradients per round.
         owners: number of owners with a training example.
-        sizes: K in powers of two, from the first that keeps enough text for the budget.
-        config: to run: els at the recommended K.
+        sizes: K in powers of two, from the first K that keeps enough text for the budget.
+        config: config of els with the recommended K.
         group_size: the recommended K.
-        reason: one sentence.
-        statement: the promise of that run.
-        notes: the sources of these numbers.
+        reason: reason in one sentence.
+        statement: privacy guarantee of the recommended run.
+        notes: sources of these numbers.
     """
 
     budget: float
@@ -73,26 +75,26 @@ class OwnersPlan:
 
 
 def plan_owners(config: Config, materials: Materials, budget: float | None = None) -> OwnersPlan:
-    """Weigh group sizes of els for texts with several owners.
+    """Compare group sizes of els for texts with several owners.
 
-    The median owner's number of training examples, up to the next power of two, is recommended, as
-    Charles et al. 2024, App. H, take the median user's: a smaller K has less noise, a larger keeps
+    Recommends the median owner's number of training examples, rounded up to a power of two, like
+    the median user's in Charles et al. 2024, App. H. A smaller K has less noise; a larger K keeps
     more text.
 
     Args:
-        config: of a run; strategy, group size and batch are planned.
-        materials: of the config, with an owner graph.
-        budget: B; None for the config's batch size.
+        config: config of a run; the plan replaces strategy, group size and batch size.
+        materials: materials of the config, with an owner graph.
+        budget: B; None: the config's batch size.
 
     Raises:
-        ConfigError: no ε and δ in the config, or a budget that no K meets.
+        ConfigError: the config has no ε and δ, or no K meets the budget.
     """
     check_plannable(config)
     graph, split = materials.store.graph, materials.split
     if graph is None:
         raise ConfigError(
-            f"data.owners_column = {config.data.owners_column!r}: every text has one owner; plan "
-            "without it"
+            f"data.owners_column = {config.data.owners_column!r}: each text has one owner; remove "
+            "data.owners_column"
         )
     wanted = config.strategy.expected_examples if budget is None else budget
     if wanted is None:
@@ -110,8 +112,8 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
             found.append((_group_size(els, plan, len(split.train_examples)), els, plan))
     if not found:
         raise ConfigError(
-            f"--budget = {wanted:g}: all {len(split.train_examples)} training examples together "
-            "are fewer; give at most that"
+            f"--budget = {wanted:g}: there are only {len(split.train_examples)} training examples; "
+            "give at most that"
         )
     median = int(np.quantile(degrees, 0.5, method="inverted_cdf"))
     chosen, els, plan = next((one for one in found if one[0].group_size >= median), found[-1])
@@ -124,7 +126,7 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
         reason=(
             f"K = {chosen.group_size} keeps {chosen.part:.0%} of the text: the median owner has "
             f"{median} examples (Charles et al. 2024, App. H); a smaller K has less noise, a "
-            "larger keeps more text."
+            "larger K keeps more text."
         ),
         statement=plan_terms(els, plan, els.privacy.epsilon or 0.0, drawn=False).sentence(),
     )

@@ -1,4 +1,4 @@
-"""Build a changed config, and its plan without logging."""
+"""Change keys of a config, and build plans without log lines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def changed(config: Config, **sections: Mapping[str, Any]) -> Config:
 
 
 def with_noise(config: Config, noise_multiplier: float) -> Config:
-    """Return the config with a noise multiplier instead of an ε, so that none is calibrated."""
+    """Return the config with a noise multiplier instead of ε, which skips calibration."""
     return changed(config, privacy={"epsilon": None, "noise_multiplier": noise_multiplier})
 
 
 def tried(config: Config, materials: Materials) -> RoundPlan:
-    """Return the strategy's plan, and log none of the warnings that a run gives.
+    """Return the strategy's plan without logging warnings.
 
     Raises:
-        ConfigError: what the strategy refuses.
+        ConfigError: the strategy refuses the config.
     """
     with _silence():
         return build_plan(config, materials)

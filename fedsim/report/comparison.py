@@ -1,7 +1,7 @@
-"""Several finished runs side by side: one value, its tables, its picture and its page.
+"""Compare finished runs: one value, its tables, its picture and its page.
 
-A comparison keeps the whole report of each run, so that no rendering can show an ε without its
-δ, unit, neighbouring relation, sampler and accountant.
+A comparison keeps the whole report of each run, so that each rendering can show ε with its δ,
+unit, neighbouring relation, sampler and accountant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsim.report.wording import (
     terms_text,
 )
 
-# A terminal has 80 columns: heads as short as the numbers under them. The notes have the terms.
+# Short heads, to fit a terminal of 80 columns; the notes explain them.
 HEADS = ("run", "loss", "ppl", "top-1", "ε", "σ", "grads", "time")
 
 DIFFERENT_BUDGETS = "had different gradient budgets"
@@ -41,18 +41,17 @@ class ComparedRun(Record):
 
 
 class Start(Record):
-    """A starting point, which several runs can share."""
+    """A starting model, which several runs can share."""
 
     label: str
     scores: Scores
 
 
 class Comparison(Record):
-    """Runs in the order given, their starting points, and sentences for reading the table.
+    """Runs in the given order, their starting models, and sentences to read with the table.
 
-    `captions` has the terms of each ε, behind the labels of its runs; `notes` names differences
-    that make runs hard to compare: δ, units, relations, held-out text, budgets, and runs that ended
-    early.
+    `captions` gives the terms of each ε, after the labels of its runs. `notes` names differences
+    that make runs hard to compare: δ, units, relations, held-out text, budgets, and early ends.
     """
 
     starts: tuple[Start, ...]
@@ -62,10 +61,10 @@ class Comparison(Record):
 
 
 def compare(reports: Sequence[LabelledRun]) -> Comparison:
-    """Lay runs side by side, in the order given.
+    """Compare runs, in the given order.
 
     Args:
-        reports: (label, report, metrics) of each run; labels differ from each other.
+        reports: (label, report, metrics) of each run; labels are unique.
     """
     runs = tuple(
         ComparedRun(
@@ -95,7 +94,7 @@ def compare(reports: Sequence[LabelledRun]) -> Comparison:
 
 
 def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
-    """Return warnings to read before the ε, losses and costs of these runs are compared."""
+    """Return warnings about differences between the runs' ε, losses and costs."""
     promises = {
         (terms.delta, terms.unit, terms.relation, terms.hypothetical, terms.noise)
         for terms in (report.privacy for report in reports)
@@ -113,7 +112,7 @@ def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
         )
     if len(held_out) > 1:
         notes.append("The runs were scored on different held-out text.")
-    # Sampling makes equal budgets differ by chance: the expectation decides where it is known.
+    # Prefer expected gradients: sampling makes the actual numbers differ by chance.
     budgets = [report.cost.expected_gradients or report.cost.gradients for report in reports]
     if budgets and max(budgets) > 1.01 * min(budgets):
         notes.append(f"The runs {DIFFERENT_BUDGETS}.")
@@ -171,9 +170,9 @@ def _record(label: str, report: RunReport) -> dict[str, object]:
 
 
 def _starts(runs: Sequence[ComparedRun]) -> list[Start]:
-    """Return each starting point once, in order of appearance, with the labels of its runs.
+    """Return each starting model once, in order of appearance, with the labels of its runs.
 
-    Losses that agree to six digits are of one start: another machine can change the last ones.
+    Losses that agree to six digits count as one start, because machines differ in later digits.
     """
     groups: dict[object, tuple[Scores, list[str]]] = {}
     for run in runs:
@@ -188,7 +187,7 @@ def _starts(runs: Sequence[ComparedRun]) -> list[Start]:
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """Return the page of several runs: each one's promise, the table, the plots."""
+    """Return the page of several runs: guarantees, table and plots."""
     return render_page(
         "comparison.html.jinja",
         comparison=comparison,
@@ -198,7 +197,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def comparison_chart(comparison: Comparison) -> Chart:
-    """Return the picture: held-out loss over rounds, and final perplexity, of every run."""
+    """Return the picture: held-out loss over rounds, and final perplexity, of all runs."""
     panels = [_panels(comparison)[0], _perplexity_panel(comparison)]
     return Chart([panels], [*comparison.captions, f"Loss and perplexity: {NOT_COVERED}."])
 
@@ -209,12 +208,12 @@ def _panels(comparison: Comparison) -> list[Panel]:
 
 
 def _perplexity_panel(comparison: Comparison) -> Panel:
-    """Return a row for each run: its perplexity from zero, and its ε."""
+    """Return a panel with one row per run: its perplexity as a bar from zero, and its ε."""
     runs = comparison.runs
     starts = [start.scores.perplexity for start in comparison.starts]
     starts = [start for start in starts if is_finite(start)]
     finals = [run.report.utility.final.perplexity for run in runs]
-    # A run that diverged must not flatten the others: its row is cut, its value is written.
+    # Cut the bar of a diverged run, which would flatten the others; its label has the value.
     limit = 1.25 * max(starts, default=max(filter(is_finite, finals), default=1.0))
     ends = [min(value, limit) if is_finite(value) else None for value in finals]
     return Panel(

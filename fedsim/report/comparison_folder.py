@@ -1,4 +1,4 @@
-"""The folder that `fedsim compare` leaves behind: one result in several forms."""
+"""The output folder of `fedsim compare`: one result in several formats."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 def write_comparison(
     run_dirs: Sequence[Path], out: Path, arms: Mapping[Path, Arm] | None = None
 ) -> Comparison:
-    """Compare finished runs and write what `write_grid` writes of lines, but for differences.
+    """Compare finished runs; write the files of `write_grid` except the table of differences.
 
     Args:
         run_dirs: run folders.
-        out: made if it is not there.
-        arms: of runs of a grid, which are labelled by what differs; others are by their title, or
-            where labels repeat by their folder.
+        out: output folder, created if needed.
+        arms: settings of runs of a grid, for their labels. Other runs have their title as label,
+            or their folder if labels repeat.
 
     Raises:
-        ConfigError: no run folders, or one whose report or metrics are missing or malformed.
+        ConfigError: no run folders, or a report or metrics file is missing or malformed.
     """
     reports = [load_report(run_dir) for run_dir in run_dirs]
     metrics = [load_metrics(run_dir) for run_dir in run_dirs]
@@ -58,10 +58,10 @@ def write_comparison(
 
 
 def write_grid(result: GridResult, out: Path) -> None:
-    """Write `comparison.{json,csv,md,html,tex,png,svg,pdf}` and texts for a paper into `out`.
+    """Write `comparison.{json,csv,md,html,tex,png,svg,pdf}` and texts for a paper to `out`.
 
-    The PNG has its notes below it. The other pictures and `comparison.tex` have none, for
-    `comparison-caption.tex` has them; `comparison-differences.tex` has the pairs of arms.
+    The PNG has its notes below it. The other pictures and `comparison.tex` have no notes:
+    `comparison-caption.tex` has them. `comparison-differences.tex` has the differences of arms.
     """
     pairs = differences_table(result)
     tables = [grid_table(result), *([pairs] if pairs else [])]
@@ -69,7 +69,7 @@ def write_grid(result: GridResult, out: Path) -> None:
 
 
 def _write(out: Path, result: Record, tables: Sequence[Table], chart: Chart, page: str) -> None:
-    # Everything is rendered before anything is written: an error leaves no half folder.
+    # Render everything before writing, so that an error leaves no incomplete folder.
     contents: dict[str, bytes | str] = {
         "comparison.json": result.model_dump_json(indent=2) + "\n",
         "comparison.csv": tables[0].csv(),

@@ -1,4 +1,4 @@
-"""The arms of a grid in pairs: their differences, as a table, and what to read with it."""
+"""Differences between pairs of arms of a grid, as a table with notes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ HEADS = ("arms", "difference in loss", "unpaired", "seeds")
 
 
 def differences(lines: Sequence[CellResult]) -> tuple[Difference, ...]:
-    """Return the difference of every two lines that have at most one setting apart.
+    """Return the difference of each two lines that differ in at most one setting.
 
-    The config counts as a setting. A setting that one of the two lacks, such as ε without a
-    guarantee, is not apart. Pairs that differ in the same setting follow each other.
+    The config counts as a setting. A setting that one line lacks, such as ε without a guarantee,
+    does not count as different. The pairs are sorted by the setting in which they differ.
     """
     keys = [*dict.fromkeys(key for line in lines for key in ("", *line.settings))]
-    found: list[tuple[int, Difference]] = []
+    pairs: list[tuple[int, Difference]] = []
     for one, other in combinations(lines, 2):
-        mine, theirs = ({"": line.source, **line.settings} for line in (one, other))
-        apart = [key for key in keys if key in mine.keys() & theirs and mine[key] != theirs[key]]
+        a, b = ({"": line.source, **line.settings} for line in (one, other))
+        changed = [key for key in keys if key in a.keys() & b and a[key] != b[key]]
         pair = difference(one.name, other.name, one.counted_losses, other.counted_losses)
-        if pair and len(apart) < 2:
-            found.append((keys.index(apart[0]) if apart else len(keys), pair))
-    return tuple(pair for _, pair in sorted(found, key=lambda entry: entry[0]))
+        if pair and len(changed) < 2:
+            pairs.append((keys.index(changed[0]) if changed else len(keys), pair))
+    return tuple(pair for _, pair in sorted(pairs, key=lambda entry: entry[0]))
 
 
 def differences_table(result: GridResult) -> Table | None:
-    """Return a row for each pair; None without any."""
+    """Return a table with one row per pair; None if there are no pairs."""
     if not result.differences:
         return None
     parts = line_parts(result.lines)
@@ -43,7 +43,7 @@ def differences_table(result: GridResult) -> Table | None:
 
 
 def _pair_text(first: tuple[str, ...], second: tuple[str, ...]) -> str:
-    """Return such as "uls vs els (ε = 2)"."""
+    """Return the label of a pair, such as "uls vs els (ε = 2)"."""
     own, others = (
         ", ".join(part for part in parts if part not in shared) or ", ".join(parts)
         for parts, shared in ((first, second), (second, first))
@@ -65,15 +65,15 @@ def _numbers(pair: Difference) -> list[str]:
 def _notes(result: GridResult) -> list[str]:
     several = any(len(pair.seeds) > 1 for pair in result.differences)
     notes = [
-        "Difference: the first arm's held-out loss less the second's, of arms with one setting "
-        "apart; below zero the first is better."
+        "Difference: the first arm's held-out loss minus the second's, for arms that differ in one "
+        "setting; below zero the first is better."
     ]
     if several:
         notes.append(
             "±: Student's 95 % interval of the differences within each seed (paired), and as if "
-            "the arms were independent (unpaired). *: the paired interval leaves zero out; of "
-            "twenty pairs without a difference one does so by chance."
+            "the arms were independent (unpaired). *: the paired interval excludes zero; one in "
+            "twenty does so by chance if arms do not differ."
         )
     else:
-        notes.append("One seed gives no interval; --seeds 3 gives paired ones.")
+        notes.append("One seed gives no interval; --seeds 3 gives paired intervals.")
     return notes

@@ -1,7 +1,7 @@
-"""Draw charts with matplotlib: SVG for pages, with values as tooltips, and files.
+"""Draw charts with matplotlib: SVG for pages, with values as tooltips, and picture files.
 
-Nothing here uses pyplot's global state. Names of runs are data: no text is read as mathematics,
-and matplotlib escapes them in SVG.
+This module does not use pyplot's global state. It never reads text as mathematics, because names
+of runs are data; matplotlib escapes them in SVG.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedsim.report.style import INK, MUTED, RULE, shorten
 
 Form = Literal["png", "svg", "pdf"]
 FORMS: tuple[Form, ...] = ("png", "svg", "pdf")
-WIDTH, PAGE_WIDTH = 8.0, 3.9  # inches: of a picture, of a panel in a page
-MOST = 200  # points of a curve in a page
-DPI = 200  # of a PNG
-# Inches: a row of panels, lines of text, a row in a panel.
+WIDTH, PAGE_WIDTH = 8.0, 3.9  # widths of a picture and of a panel in a page, inches
+MOST = 200  # maximum number of points of a curve in a page
+DPI = 200  # resolution of a PNG
+# Heights in inches: a row of panels, a line of the legend or of notes, a row in a panel.
 PANEL, LEGEND_LINE, NOTE_LINE, ROW = 2.6, 0.2, 0.13, 0.36
-_STYLE: dict[Any, Any] = {  # plain texts; the same SVG each time
+_STYLE: dict[Any, Any] = {  # no mathematics in texts; reproducible SVG
     "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedsim",
@@ -50,7 +50,7 @@ _UNDATED: dict[Form, dict[str, None]] = {
 
 
 def draw(chart: Chart, form: Form = "png") -> bytes:
-    """Return a picture 8 inches wide, as high as its panels and lines of notes need."""
+    """Return a picture of 8 inches width; its panels and notes determine its height."""
     with mpl.rc_context(_STYLE):
         figure, _ = _figure(chart, WIDTH)
         stream = io.BytesIO()
@@ -64,9 +64,9 @@ def pictures(name: str, chart: Chart) -> dict[str, bytes]:
 
 
 def page_svg(panel: Panel) -> str:
-    """Return a panel without its title as SVG for a page, in the page's colours.
+    """Return a panel without its title as SVG, in the page's colours.
 
-    A pointer at a point shows its values. The SVG needs no script and no request.
+    Each point has a tooltip with its values. The SVG needs no script and no request.
     """
     series = [replace(one, points=_evenly(one.points)) for one in panel.series]
     panel = replace(panel, series=series)
@@ -77,7 +77,7 @@ def page_svg(panel: Panel) -> str:
         tips = "".join(_tips(axes[0], panel, figure.bbox.height))
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :].replace("</svg>", f"{tips}</svg>")
-    # A page has several figures: an id that nothing refers to would be there twice.
+    # Remove unused ids, which would repeat in a page with several figures.
     svg = re.sub(
         r"<metadata>.*?</metadata>| xmlns(:\w+)?=\"[^\"]*\"| id=\"[\w.]+_\d+\"", "", svg, flags=re.S
     )
@@ -87,7 +87,7 @@ def page_svg(panel: Panel) -> str:
 
 
 def _evenly(points: Sequence[Point]) -> Sequence[Point]:
-    """Return at most `MOST` of the points, evenly, with the first and the last."""
+    """Return at most `MOST` evenly spaced points, with the first and the last."""
     if len(points) <= MOST:
         return points
     return [points[number * (len(points) - 1) // (MOST - 1)] for number in range(MOST)]
@@ -127,7 +127,7 @@ def _figure(chart: Chart, width: float, *, in_page: bool = False) -> tuple[Figur
     if notes:
         note = "\n".join(notes)
         figure.supxlabel(note, x=0.0125, ha="left", fontsize=5.5, color=MUTED)
-    places = figure.add_gridspec(len(heights), 6, height_ratios=heights)  # of one, two or three
+    places = figure.add_gridspec(len(heights), 6, height_ratios=heights)  # 1, 2 or 3 panels a row
     axes = []
     for number, row in enumerate(chart.rows):
         wide = 6 // len(row)
@@ -138,14 +138,14 @@ def _figure(chart: Chart, width: float, *, in_page: bool = False) -> tuple[Figur
 
 
 def _legend(chart: Chart) -> list[Series]:
-    """Return a series for each name and colour of panels with several series."""
+    """Return one series per name and colour, from panels with several series."""
     shown = [panel for row in chart.rows for panel in row if not panel.rows]
     series = [one for panel in shown if len(panel.series) > 1 for one in panel.series]
     return list({(one.name, one.colour): one for one in series}.values())
 
 
 def _draw_legend(figure: Figure, legend: Sequence[Series], columns: int) -> None:
-    # matplotlib leaves a name that begins with "_" out of a legend.
+    # matplotlib omits names that begin with "_" from a legend.
     figure.legend(
         [Line2D([], [], color=one.colour, ls=one.dash, lw=one.width) for one in legend],
         [re.sub("^_", "\u200b_", shorten(one.name, 44)) for one in legend],
@@ -159,7 +159,7 @@ def _draw_legend(figure: Figure, legend: Sequence[Series], columns: int) -> None
 
 
 def _draw_panel(axes: Axes, panel: Panel, title: str) -> None:
-    """Draw a panel; of its frame only the bottom is seen."""
+    """Draw a panel; only the bottom line of its frame is visible."""
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK, pad=12)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(RULE)
@@ -208,7 +208,7 @@ def _draw_row(axes: Axes, series: Series) -> None:
 
 
 def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
-    """Draw a dashed line with its name: right of an upright one, above the end of another."""
+    """Draw a dashed line with its name: right of a vertical line, above a horizontal line's end."""
     style: dict[str, Any] = {"color": MUTED, "fontsize": 6.5, **_BESIDE}
     line: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3))}
     if upright:

@@ -11,14 +11,11 @@ from fedsim.report.style import GREY
 from fedsim.report.wording import NOT_COVERED, decimal_text
 
 UNCOVERED = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
-COLUMNS = 3  # of panels in a picture
+COLUMNS = 3  # maximum number of panels in a row
 
 
 class Point(NamedTuple):
-    """A value at its place; NaN is a gap in a line.
-
-    `low` and `high` are the ends of its interval.
-    """
+    """A value at position `at`, with its interval [`low`, `high`]; NaN is a gap in a line."""
 
     at: float
     value: float
@@ -28,16 +25,16 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together.
+    """A named series of points.
 
     Attributes:
-        name: for the legend.
-        points: from left to right.
-        colour: as "#rrggbb".
+        name: name in the legend.
+        points: points from left to right.
+        colour: colour as "#rrggbb".
         dash: matplotlib's line style.
-        width: in points.
-        marks: whether each point is a dot, with its interval as a bar.
-        band: whether the intervals are a band, too.
+        width: line width in points.
+        marks: draw each point as a dot, with its interval as a bar.
+        band: also draw the intervals as a band.
     """
 
     name: str
@@ -58,7 +55,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis. Without limits they follow from the data; `from_zero` begins it at zero."""
+    """An axis. Without `limits` the data determine them; `from_zero` starts it at zero."""
 
     label: str = ""
     log: bool = False
@@ -72,15 +69,14 @@ class Panel:
     """One plot. More than one series gives it a legend.
 
     Attributes:
-        key: a name for the page, of letters, digits and hyphens.
-        title: above it.
-        caption: below it.
-        series: drawn in this order.
-        x: along which points have their place.
-        y: of the values.
-        levels: such as the loss of the starting point.
-        rows: names of rows from the top. The panel then lies on its side: values are along x, and
-            `at` is the number of a row.
+        key: id in the page, of letters, digits and hyphens.
+        title: text above the panel.
+        caption: text below the panel.
+        series: series in drawing order.
+        x: axis of the points' positions.
+        y: axis of the values.
+        levels: dashed lines, such as the loss of the starting model.
+        rows: names of rows from the top. With rows, values are along x, and `at` is the row number.
     """
 
     key: str
@@ -109,9 +105,9 @@ def curve(
     *,
     marked: bool = True,
 ) -> Series:
-    """Return a line through points; a value that is missing, infinite or NaN is a gap.
+    """Return a line through points; a missing, infinite or NaN value is a gap.
 
-    Up to 60 points are marked, to show where the evaluations are.
+    Lines of up to 60 points get dots, which show the evaluations.
     """
     shown = [
         Point(at, value if value is not None and math.isfinite(value) else math.nan)
@@ -122,12 +118,12 @@ def curve(
 
 
 def start_levels(losses: Iterable[float | None]) -> list[Level]:
-    """Return a level for each finite loss of a starting point; equal ones are drawn once."""
+    """Return one level per distinct finite loss of a starting model."""
     shown = {f"{loss:.6g}": loss for loss in losses if loss is not None and math.isfinite(loss)}
     return [Level(loss, f"start {decimal_text(loss, 2)}") for loss in shown.values()]
 
 
 def in_rows(panels: Sequence[Panel]) -> list[Sequence[Panel]]:
-    """Return the panels in rows of at most `COLUMNS`; four are two of two."""
+    """Return the panels in balanced rows of at most `COLUMNS`; four panels give two rows of two."""
     columns = math.ceil(len(panels) / math.ceil(len(panels) / COLUMNS))
     return [panels[at : at + columns] for at in range(0, len(panels), columns)]

@@ -1,4 +1,4 @@
-"""A measured grid drawn: loss over ε and over budgets, or a row for each line, and its page."""
+"""Picture and page of a measured grid: loss over ε and over budgets, or one row per line."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
 from fedsim.report.wording import epsilon_cell
 
-LOSS = "held-out loss, nats a token"
+LOSS = "held-out loss, nats per token"
 
 Over = Literal["epsilon", "budget"]
 LABELS = {"epsilon": EPSILON, "budget": BUDGET}
 TITLES: dict[Over, tuple[str, str]] = {
     "epsilon": ("Privacy and loss", "ε (logarithmic)"),
-    "budget": ("Compute and loss", "expected gradients a round (logarithmic)"),
+    "budget": ("Compute and loss", "expected gradients per round (logarithmic)"),
 }
 
 
@@ -56,13 +56,13 @@ def render_grid(result: GridResult) -> str:
 
 
 def grid_chart(result: GridResult) -> Chart:
-    """Return the picture: a row of panels over ε and one over budgets, or a row for each line."""
+    """Return the picture: panels over ε and over budgets, or one panel with a row per line."""
     rows = [row for _, panels in grid_panels(result) for row in in_rows(panels)]
     return Chart(rows, captions(result))
 
 
 def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
-    """Return label, promise and each ε of a config's lines; without an ended run there is none."""
+    """Return label, privacy block and all ε, for each group of lines with the same terms."""
     return [
         (label, line.privacy, sorted({line.epsilon for line in lines if line.epsilon is not None}))
         for label, lines in alike(result.lines)
@@ -72,9 +72,9 @@ def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
 
 
 def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
-    """Return titled panels over ε and over budgets, of those that vary, else a row a line.
+    """Return titled panels over ε and over budgets, if these vary; else one row per line.
 
-    A line without a finite loss is in the table alone, and so is a loss far above the start.
+    Lines with no finite loss, or a loss far above the start, appear only in the table.
     """
     groups = [
         (title, _panels(result.lines, over))
@@ -85,13 +85,13 @@ def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
 
 
 def _values(lines: Sequence[CellResult], over: Over) -> list[float]:
-    """Return the values of ε or budget that a grid asked for, if there are several."""
+    """Return the grid's requested values of ε or budget, if there are several."""
     values = sorted({value for line in lines if (value := _requested(line, over))})
     return values if len(values) > 1 else []
 
 
 def _requested(line: CellResult, over: Over) -> float | None:
-    """Return the ε or the budget that the grid set, None where it set none."""
+    """Return the ε or the budget that the grid set for the line, or None."""
     texts = [line.settings[label] for label in LABELS[over] if label in line.settings]
     try:
         value = float(texts[0])
@@ -101,7 +101,7 @@ def _requested(line: CellResult, over: Over) -> float | None:
 
 
 def _curve_labels(lines: Sequence[CellResult]) -> dict[str, str]:
-    """Return by its name what differs between a line and others beside ε and budget."""
+    """Map each line's name to a label of its settings, without ε and budget."""
     arms = [
         (line.source, {k: v for k, v in line.settings.items() if k not in (*EPSILON, *BUDGET)})
         for line in lines
@@ -110,10 +110,10 @@ def _curve_labels(lines: Sequence[CellResult]) -> dict[str, str]:
 
 
 def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
-    """Return a panel for each value of the other setting (Charles et al. 2024, §5).
+    """Return one panel per value of the other setting (Charles et al. 2024, §5).
 
-    A line to which the grid gave no such value is in all of them. A line is at the ε or budget
-    that it reached; without a guarantee it goes all across a panel over ε.
+    A line without a value of the other setting appears in all panels. Its position is the ε or
+    budget that it reached; over ε, a line without a guarantee spans the panel.
     """
     other: Over = "budget" if over == "epsilon" else "epsilon"
     ticks, (title, label) = _values(lines, over), TITLES[over]
@@ -126,7 +126,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
     limits = (min(places) / room, max(places) * room)
     labels = _curve_labels(lines)
     curves = list(dict.fromkeys(labels.values()))
-    heading = "ε = {:g}" if over == "budget" else "{:g} gradients a round"
+    heading = "ε = {:g}" if over == "budget" else "{:g} gradients per round"
     others: list[float | None] = [*_values(lines, other)] or [None]
     panels = []
     for number, held in enumerate(others):
@@ -181,9 +181,10 @@ def _point(at: float, line: CellResult) -> Point:
 
 
 def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
-    """Return a range of losses from the best mean to the worst start and as much again above.
+    """Return the range of losses to show; without a finite loss, 0 to 1.
 
-    A loss that blew up does not flatten the others. Without any finite loss, 0 to 1.
+    The range above the worst start is at most as large as the gain below it. So an exploded loss
+    does not flatten the others.
     """
     means = [line.loss.mean for line in lines if line.loss and is_finite(line.loss.mean)]
     starts = [line.start for line in lines if line.start is not None and is_finite(line.start)]

@@ -1,7 +1,6 @@
-"""The result of a grid over seeds: a line for each setting, with an interval over its seeds.
+"""The result of a grid over seeds: one line per setting, with an interval over its seeds.
 
-A seed that diverged or failed is counted and shown, never left out: a mean over the others stands
-beside that count.
+Seeds that diverged or failed are counted and shown beside the mean over the other seeds.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from fedsim.report.schema import (
 from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
 from fedsim.report.wording import NOTHING, epsilon_cell, terms_text
 
-HEADS = ("setting", "ε", "gradients a round", "chosen", "seeds", "held-out loss", "top-1")
+HEADS = ("setting", "ε", "gradients per round", "chosen", "seeds", "held-out loss", "top-1")
 
 
 class CellResult(Record):
     """The result of one cell of a grid: one setting, over its seeds.
 
     Attributes:
-        name: of the setting; its runs are called `<name>,seed=<s>`.
+        name: name of the setting; its runs are called `<name>,seed=<s>`.
         source: the config file's stem.
-        strategy: its name.
+        strategy: name of the strategy.
         settings: the varied settings, label to value as typed.
         chosen: settings that tuning chose, label to value.
-        privacy: the promise of all seeds together: the one with the largest ε; None before any
-            run has ended.
-        budget: expected gradients a round.
-        rounds: done, by those that finished.
-        seeds: of the runs that finished, in their order.
-        losses: held-out loss of each of these seeds; NaN where it diverged.
-        loss: over the finite ones of runs that did all their rounds; None where there is none.
-        accuracy: top-1, likewise.
-        start: held-out loss of the starting point, the mean over the seeds' splits.
-        averaged: the seeds that `loss` is a mean over.
-        num_halted: runs that their strategy ended; `stopped` says why.
-        num_diverged: runs that ended without a finite loss.
-        stopped: a sentence for each run that ended before its last round; no mean has it.
-        failures: a sentence for each run that left no report.
+        privacy: privacy block with the largest ε of all seeds, which holds for each seed; None
+            before a run has ended.
+        budget: expected gradients per round.
+        rounds: number of rounds of a finished run.
+        seeds: seeds of the runs with a report, in their order.
+        losses: held-out loss of each of these seeds; NaN if it diverged.
+        loss: interval over the finite losses of runs with all rounds; None without such a run.
+        accuracy: top-1 accuracy, likewise.
+        start: held-out loss of the starting model, mean over the seeds' splits.
+        averaged: seeds included in `loss`.
+        num_halted: number of runs that their strategy ended; `stopped` has the reasons.
+        num_diverged: number of runs without a finite final loss.
+        stopped: one sentence per run that ended early; such runs are not in the means.
+        failures: one sentence per run without a report.
     """
 
     name: str
@@ -73,18 +72,18 @@ class CellResult(Record):
 
     @property
     def num_averaged(self) -> int:
-        """How many seeds `loss` is a mean over."""
+        """Number of seeds in `loss`."""
         return len(self.averaged)
 
     @property
     def counted_losses(self) -> dict[int, float]:
-        """The loss of each seed that `loss` is a mean over."""
+        """Held-out loss of each seed in `loss`, by seed."""
         losses = zip(self.seeds, self.losses, strict=True)
         return {seed: loss for seed, loss in losses if seed in self.averaged}
 
     @property
     def epsilon(self) -> float | None:
-        """The promise's ε; None without a guarantee."""
+        """ε of the line; None without a guarantee."""
         return None if self.privacy is None else self.privacy.epsilon
 
     @property
@@ -94,7 +93,7 @@ class CellResult(Record):
 
     @property
     def terms(self) -> str:
-        """What ε is an ε of; "" before any run has ended."""
+        """The terms of ε; "" before a run has ended."""
         return "" if self.privacy is None else terms_text(self.privacy)
 
 
@@ -102,13 +101,13 @@ class Tuning(Record):
     """The settings that tuning tried, and their cost.
 
     Attributes:
-        keys: what was varied.
-        runs: how many.
-        failures: of them, that left no report; the numbers below are of the others.
-        gradients: that they computed.
-        seconds: that they took.
-        tried: line name to setting to its loss; NaN where it diverged or failed.
-        statement: whose text chose, and that no ε accounts for it.
+        keys: the varied keys.
+        runs: number of runs.
+        failures: number of runs without a report; `gradients` and `seconds` leave them out.
+        gradients: number of gradients computed.
+        seconds: time of the runs.
+        tried: line name to setting to its loss; NaN if the run diverged or failed.
+        statement: sentence on the text that chose the settings, which no ε covers.
     """
 
     keys: tuple[str, ...]
@@ -143,13 +142,13 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     good = averaged.values()
     diverged = [
         report.diverged is not None or is_finite(report.utility.initial.loss)
-        for report in reports  # else no text is held out
+        for report in reports  # without held-out text no loss is finite
         if not is_finite(report.utility.final.loss)
     ]
     starts = [report.utility.initial.loss for report in reports]
     whole = next((report for report in reports if report.diverged is None), reports[0])
-    # Seeds share a plan up to their coins, and the largest ε holds for all; one seed with no
-    # finite ε leaves none.
+    # Seeds share a plan except for their coins. The largest ε holds for all seeds; a seed without
+    # a finite ε counts as infinite.
     promise = max(
         (whole, *reports),
         key=lambda one: math.inf if one.privacy.epsilon is None else one.privacy.epsilon,
@@ -172,7 +171,7 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
 
 
 def cells(line: CellResult, label: str = "") -> list[str]:
-    """Return a line as displayed, a cell for each of `HEADS`; without a label by its name."""
+    """Return a line's cells, one per entry of `HEADS`; the label is the line's name by default."""
     return [
         label or line.name,
         epsilon_cell(line.privacy),
@@ -185,7 +184,7 @@ def cells(line: CellResult, label: str = "") -> list[str]:
 
 
 def seed_counts(line: CellResult) -> list[str]:
-    """Return how many seeds ended, and how many diverged, failed or stopped early, if any."""
+    """Return the number of finished seeds, and of diverged, failed and early ones, if any."""
     counts = {
         "diverged": line.num_diverged,
         "failed": len(line.failures),
@@ -206,20 +205,21 @@ def line_labels(lines: Sequence[CellResult]) -> dict[str, str]:
 
 
 def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
-    """Return the lines of each config and the same terms, with the common part of their labels.
+    """Group lines by config and terms of ε; return each group with a label.
 
-    If a line with other terms has all of that in its label, too, all their labels are listed.
+    The label is the common part of the lines' labels, or all their labels if a line with other
+    terms has the common part too.
     """
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for line in lines:
         if line.terms:
             groups.setdefault((line.source, line.terms), []).append(line)
-    parts, found = line_parts(lines), []
-    for (source, said), group in groups.items():
-        mine = [parts[line.name] for line in group]
-        others = [parts[line.name] for line in lines if line.terms not in ("", said)]
-        found.append((_label(mine, others) or source, group))
-    return found
+    parts, labelled = line_parts(lines), []
+    for (source, group_terms), group in groups.items():
+        own = [parts[line.name] for line in group]
+        others = [parts[line.name] for line in lines if line.terms not in ("", group_terms)]
+        labelled.append((_label(own, others) or source, group))
+    return labelled
 
 
 def _label(group: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) -> str:
@@ -230,14 +230,14 @@ def _label(group: Sequence[tuple[str, ...]], others: Sequence[tuple[str, ...]]) 
 
 
 def terms(lines: Sequence[CellResult]) -> list[str]:
-    """Return the terms of every ε, each behind the label of its lines."""
+    """Return the terms of each ε, after the label of its lines."""
     return [f"{label}: {group[0].terms}" for label, group in alike(lines)]
 
 
 INTERVAL_NOTE = (
-    "Losses and accuracies are means over the seeds that ended whole, with Student's 95 % "
-    "interval; one seed has none. Seeded lines with equal seeds share start, split and noise, and "
-    "with the same sampler also cohorts."
+    "Losses and accuracies are means over the seeds that finished all rounds, with Student's 95 % "
+    "interval; one seed has no interval. Seeded lines with equal seeds share start, split and "
+    "noise, and with the same sampler also cohorts."
 )
 
 
@@ -249,7 +249,7 @@ def captions(result: GridResult) -> list[str]:
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
-        failed = f"{tuning.failures} of them failed: that is at least what they took. "
+        failed = f"{tuning.failures} runs failed; the cost does not include them. "
         lines.append(f"Tuning took {cost}. {failed if tuning.failures else ''}{tuning.statement}")
     lines += [f"Stopped early: {text}" for line in result.lines for text in line.stopped]
     lines += [f"Failed: {reason}" for line in result.lines for reason in line.failures]
@@ -257,14 +257,14 @@ def captions(result: GridResult) -> list[str]:
 
 
 def grid_table(result: GridResult) -> Table:
-    """Return the table; its CSV has names, settings and chosen values in columns of their own."""
+    """Return the table; its CSV has one column each for name, setting and chosen value."""
     labels = line_labels(result.lines)
     rows = [cells(line, labels[line.name]) for line in result.lines]
     return Table(HEADS, rows, captions(result), records=records(result))
 
 
 def records(result: GridResult) -> list[dict[str, object]]:
-    """Return a record a line; only lines with a setting or a chosen value have its key."""
+    """Return one record per line; only lines with a setting or a chosen value have its key."""
     return [_record(line) for line in result.lines]
 
 

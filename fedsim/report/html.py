@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, the privacy statement first: the frame of all, and a run's page."""
+"""Self-contained HTML pages that begin with the privacy statement; content of a run's page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LabelledRun = tuple[str, RunReport, Sequence[RoundMetrics]]
 
 
 def write_reports(run_dir: Path, report: RunReport) -> None:
-    """Write `report.html` and then `report.json`: a folder that has the latter is finished.
+    """Write `report.html` and then `report.json`, which marks the run as finished.
 
     Raises:
         ConfigError: `metrics.jsonl` is missing or malformed.
@@ -32,7 +32,7 @@ def write_reports(run_dir: Path, report: RunReport) -> None:
 
 
 def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
-    """Return the page of one run: its promise, its plots, its data, cost, model and versions."""
+    """Return the page of one run: guarantee, plots, data, cost, model and versions."""
     return render_page(
         "run.html.jinja",
         report=report,
@@ -56,7 +56,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
         Panel(
             "training",
             "Training loss beside held-out loss",
-            f"Both count every unit alike, and every example of a unit. {UNCOVERED}",
+            f"In both, all units have equal weight, as do a unit's examples. {UNCOVERED}",
             [
                 curve("cohort's training loss", trained, width=0.7),
                 curve(
@@ -65,7 +65,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
                     colour(0),
                 ),
             ],
-            y=Axis("nats a token"),
+            y=Axis("nats per token"),
         ),
         Panel(
             "accuracy",
@@ -78,7 +78,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
         Panel(
             "cohort",
             "Cohort size",
-            f"Units drawn a round, and how many of them the clip made smaller. {UNCOVERED}",
+            f"Units drawn per round, and the number of units that the clip shrank. {UNCOVERED}",
             [
                 curve("drawn", drawn, colour(3), width=1.0),
                 curve("clipped", clipped, colour(4), width=0.7),
@@ -91,22 +91,21 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
             Panel(
                 "signal",
                 "Release over noise",
-                "Norm of a round's release over the norm of its noise: from releases alone. "
+                "Norm of a round's release divided by the norm of its noise, from releases only. "
                 + terms,
                 [curve("release over noise", ratios, colour(5), width=1.0)],
-                levels=[Level(1.0, "noise alone")],
+                levels=[Level(1.0, "only noise")],
             )
         )
     return panels
 
 
 def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
-    """Return held-out losses over rounds and, of runs with a guarantee, ε and attackers' ROCs.
+    """Return panels of held-out loss and, for runs with a guarantee, of ε and attackers' ROCs.
 
     Args:
-        runs: label, report and metrics of each.
-        terms: of each ε. Without a guarantee there is no such plot: an ε on the way to none means
-            nothing.
+        runs: label, report and metrics of each run.
+        terms: terms of each ε, for captions. Runs without a guarantee are not in the ε panel.
     """
     losses, spent, bounds = [], [], []
     for index, (label, report, metrics) in enumerate(runs):
@@ -126,7 +125,7 @@ def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
             "Held-out loss",
             UNCOVERED,
             losses,
-            y=Axis("nats a token"),
+            y=Axis("nats per token"),
             levels=start_levels(report.utility.initial.loss for _, report, _ in runs),
         )
     ]
@@ -134,7 +133,7 @@ def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
         y = Axis("ε", from_zero=True)
         panels.append(Panel("epsilon", "Privacy loss ε spent", terms, spent, y=y))
     if bounds:
-        share = "Upper bound on the share of training users an attacker can identify."
+        share = "Upper bound on the share of training users that an attacker can identify."
         panels.append(
             Panel(
                 "trade-off",
@@ -149,13 +148,13 @@ def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
 
 
 def render_page(template: str, **values: object) -> str:
-    """Return a page of a template of this package, without scripts and requests."""
+    """Render a template of this package; the page has no scripts and makes no requests."""
     return _environment().get_template(template).render(**values)
 
 
 @cache
 def _environment() -> Environment:
-    """Return the environment that keeps compiled templates."""
+    """Return the environment, which caches compiled templates."""
     environment = Environment(
         loader=PackageLoader("fedsim.report"),
         autoescape=select_autoescape(disabled_extensions=["md.jinja"], default=True),

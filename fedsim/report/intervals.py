@@ -1,4 +1,4 @@
-"""Student's 95 % intervals over seeds: of a mean, and of the difference between two arms."""
+"""Student's 95 % intervals over seeds, for a mean and for the difference between two arms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 
 
 class Interval(Record):
-    """A mean over seeds with Student's confidence interval; of one seed, the value thrice."""
+    """A mean over seeds with Student's confidence interval; with one seed, all three are equal."""
 
     mean: Number
     low: Number
@@ -22,16 +22,16 @@ class Interval(Record):
 
 
 class Difference(Record):
-    """How much larger the loss of one arm is than that of another, over their common seeds.
+    """The first arm's loss minus the second arm's, over their common seeds.
 
     Attributes:
-        first: name of the arm.
-        second: name of the arm whose loss is subtracted.
-        seeds: that ended whole, with a finite loss, in both.
+        first: name of the first arm.
+        second: name of the second arm.
+        seeds: seeds with all rounds and a finite loss in both arms.
         loss: mean of the seeds' differences, with the paired interval.
         unpaired: half the width of Student's interval for two independent samples of the same
             losses; 0 for one seed.
-        clear: whether the paired interval leaves zero out; never of one seed.
+        clear: whether the paired interval excludes zero; False for one seed.
     """
 
     first: str
@@ -43,9 +43,9 @@ class Difference(Record):
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Return mean and 95 % interval of values that are taken for independent and normal.
+    """Return mean and 95 % interval of values, assumed independent and normal.
 
-    Returns None for no values. The interval of one value is that point.
+    Returns None without values. The interval of one value is that value.
     """
     count = len(values)
     if not count:
@@ -61,10 +61,10 @@ def difference(
     """Return the difference of two arms; None without a common seed.
 
     Args:
-        first: name of an arm.
-        second: name of the other.
-        losses: seed to loss of the first, all finite.
-        others: likewise of the second.
+        first: name of the first arm.
+        second: name of the second arm.
+        losses: seed to loss of the first arm, all finite.
+        others: seed to loss of the second arm, all finite.
     """
     seeds = tuple(seed for seed in losses if seed in others)
     loss = interval([losses[seed] - others[seed] for seed in seeds])

@@ -1,4 +1,4 @@
-"""Short labels of the arms of a comparison: what differs between them, and nothing else."""
+"""Short labels of the arms of a comparison, made only of differing settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NAMES = ("", "name", "strategy.name")  # values that need no key beside them
 def label_parts(arms: Sequence[Arm]) -> list[tuple[str, ...]]:
     """Return the parts of each arm's label, such as ("uls", "ε = 2").
 
-    A part is the name of the config, or a setting, that is not the same for all arms; the config's
-    name alone where there is none. Different arms have different parts.
+    A part is a config name or a setting that differs between arms. If all are equal, the only part
+    is the config's name. Different arms have different parts.
 
     Examples:
         >>> label_parts([("base", {"name": "uls", "epsilon": "2", "budget": "64"}),
         ...              ("base", {"name": "non-private", "budget": "64"})])
         [('uls', 'ε = 2'), ('non-private',)]
     """
-    settings = [{"": source, **given} for source, given in arms]
+    settings = [{"": source, **varied} for source, varied in arms]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     return [
@@ -33,8 +33,8 @@ def label_parts(arms: Sequence[Arm]) -> list[tuple[str, ...]]:
 
 
 def common_part(arms: Sequence[Arm]) -> str:
-    """Return what all arms share, such as "base, budget = 64"; it is in no label."""
-    settings = [{"": source, **given} for source, given in arms]
+    """Return the config and settings that all arms share, such as "base, budget = 64"."""
+    settings = [{"": source, **varied} for source, varied in arms]
     shared = [
         entry for entry in settings[0].items() if all(entry in one.items() for one in settings)
     ]

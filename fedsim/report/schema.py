@@ -1,10 +1,10 @@
-"""What a run says about itself: the types of `report.json` and `metrics.jsonl`.
+"""The types of `report.json` and `metrics.jsonl`.
 
-Frozen, strictly typed, and no unknown key: a misspelt field fails where it is written, not where
-it is read.
+They are frozen and strictly typed, and refuse unknown keys, so that a misspelt field fails when it
+is written.
 
-JSON has no infinity and no NaN, yet a run can diverge. Such a number is written as the string
-"Infinity", "-Infinity" or "NaN" and read back as the float.
+JSON has no infinity and no NaN, but a run can diverge. Such a number is written as the string
+"Infinity", "-Infinity" or "NaN" and read back as a float.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Record(BaseModel):
 
 
 class TradeOffBound(Record):
-    """What an attacker can make of it: `fedsim.accounting.trade_off.TradeOff.to_json`.
+    """Bounds on every attacker: `fedsim.accounting.trade_off.TradeOff.to_json`.
 
-    Upper bounds under the terms of ε; the rates at the end are the bound on a ROC, for pictures.
+    They hold under the terms of ε. The last two fields bound the ROC, for pictures.
     """
 
     tests: Annotated[tuple[dict[str, JsonValue], ...], Field(strict=False)]
@@ -69,14 +69,14 @@ class TradeOffBound(Record):
 
     @property
     def roc(self) -> list[tuple[float, float]]:
-        """The bound on a ROC: a true positive rate at each false positive rate."""
+        """The bound on the ROC: (false positive rate, true positive rate) pairs."""
         return list(zip(self.false_positive_rates, self.true_positive_rates, strict=True))
 
 
 class Query(Record):
-    """Something that was asked of the private text.
+    """A query on the private text.
 
-    `times` is None where nobody counted; `paid_by` says what pays for it, `covered` whether ε does.
+    `times` is None if unknown. `paid_by` says what covers the query; `covered` is whether ε does.
     """
 
     question: Text
@@ -86,16 +86,16 @@ class Query(Record):
 
 
 class Privacy(Record):
-    """What is promised, to whom, by which mechanism, and what had to be assumed.
+    """The privacy guarantee: its terms, its mechanism and its assumptions.
 
-    `epsilon` is None where there is no finite guarantee; then the reports say so in words.
-    `sampling_probability` is that of one unit in one round; `noise_stddev` is of what a round draws
-    anew, in the units of the released estimate; `units_per_user` is how many sampled units a user
-    can own (1 when the units are users). `scores` counts private scores, which are not among
-    `rounds`. `hypothetical` says that epsilon is of another mechanism
-    than the one that ran, such as Poisson sampling where passes were shuffled: it is then no
-    guarantee. `trade_off` is None without a finite epsilon. `earlier_training` says what the start
-    was trained on before: where the people are the same, that counts too.
+    `epsilon` is None without a finite guarantee. `sampling_probability` is per unit and round.
+    `noise_stddev` is the standard deviation of a round's fresh noise, in the units of the released
+    estimate. `units_per_user` is the maximum number of sampled units per user (1 if units are
+    users). `scores` counts private scores, which `rounds` leaves out.
+
+    With `hypothetical`, epsilon belongs to another mechanism than the one that ran, such as Poisson
+    sampling for shuffled passes, and is no guarantee. `trade_off` is None without a finite epsilon.
+    `earlier_training` describes earlier training of the start; for the same people its ε adds up.
     """
 
     unit: Text
@@ -122,17 +122,17 @@ class Privacy(Record):
 
     @property
     def promise(self) -> str:
-        """The statement, and what the start was trained on before, which it does not count."""
+        """The statement, and sentences on earlier training of the start, which ε leaves out."""
         return " ".join([self.statement, *self.earlier_training])
 
 
 class HeldOut(Record):
-    """Utility on held-out text: mean nats a predicted token, its exponential, a share of 1.
+    """Utility on held-out text: loss in nats per predicted token, perplexity, top-1 accuracy.
 
-    The first three are means over tokens; the others are absent from older runs. `user_loss` and
-    `user_accuracy_top1` are means over users of each one's mean over tokens. `unit_loss` is the
-    mean that `train_loss` is: over units (users, or examples where these are drawn) of each one's
-    mean over its examples.
+    `loss`, `perplexity` and `accuracy_top1` are means over tokens. `user_loss` and
+    `user_accuracy_top1` are means over users of the user's mean over tokens. `unit_loss` is the
+    mean over units of the unit's mean over examples, as is `train_loss`. Older runs lack the last
+    three.
     """
 
     loss: Number
@@ -144,14 +144,14 @@ class HeldOut(Record):
 
 
 class Scores(HeldOut):
-    """Held-out utility with the number of predicted tokens, and of users, it is the mean of."""
+    """Held-out utility, with the numbers of predicted tokens and of users."""
 
     tokens: Count
     users: Count | None = None
 
 
 class Utility(Record):
-    """Before the first round and after the last; `last` is of the last parameters of an average."""
+    """Utility of the initial and the final model; `last`: of the last parameters, if averaged."""
 
     initial: Scores
     final: Scores
@@ -159,7 +159,7 @@ class Utility(Record):
 
 
 class Samples(Record):
-    """Text that the model wrote by itself before the first round and after the last."""
+    """Texts that the initial and the final model generated."""
 
     initial: Texts
     final: Texts
@@ -175,9 +175,9 @@ class CoveredScores(Record):
 
 
 class DataSummary(Record):
-    """What was trained on, what was held out, and a count for each reason of dropping.
+    """Counts of training data, held-out data, and dropped rows by reason.
 
-    `canaries` counts planted users, the held-out ones too; `notices` are sentences about the data.
+    `canaries` counts planted users, including held-out ones; `notices` are sentences on the data.
     """
 
     users: Count
@@ -192,7 +192,7 @@ class DataSummary(Record):
 
 
 class ModelSummary(Record):
-    """Which network, how much of it moved, and where it came from."""
+    """The network: its size, its trained part and its origin."""
 
     name: str
     parameters: Count
@@ -203,9 +203,9 @@ class ModelSummary(Record):
 
 
 class Cost(Record):
-    """What it took; `gradients` counts per-example gradients computed.
+    """Cost of the run; `gradients` counts computed per-example gradients.
 
-    `planned_rounds` is absent from older runs; a run that ended early did fewer.
+    Older runs lack `planned_rounds`. A run that ended early has `rounds` below it.
     """
 
     gradients: Count
@@ -217,12 +217,12 @@ class Cost(Record):
 
 
 class RoundSummary(Record):
-    """What all rounds were like.
+    """Summary of all rounds.
 
-    `clipped_share` is of all drawn units, not protected. `signal_over_noise` follows from the
-    releases, which ε counts: how long the mean of the updates is beside its noise. It is the root
-    of the mean square of `release_over_noise` less 1; 0 where noise alone may be as long, None
-    without noise.
+    `clipped_share` is the clipped share of all drawn units; ε does not cover it.
+    `signal_over_noise` is the norm of the mean update divided by the norm of its noise. It is
+    √(m − 1), with m the mean square of `release_over_noise`, so ε covers it. It is 0 if noise alone
+    may explain m, and None without noise.
     """
 
     clipped_share: Probability | None
@@ -230,13 +230,13 @@ class RoundSummary(Record):
 
     @classmethod
     def of(cls, lines: Sequence[RoundMetrics], entries: int) -> Self:
-        """Return the summary of some lines of the metrics; `entries` are trained."""
+        """Summarise lines of the metrics; `entries` is the number of trained parameters."""
         counted = [line for line in lines if line.clipped is not None]
         units = sum(line.units or 0 for line in counted)
         ratios = [line.release_over_noise for line in lines if line.release_over_noise]
         signal = None
         if ratios:
-            # By noise alone the mean of n squares has a standard deviation of √(2 / (n · entries)).
+            # For pure noise the mean of n squares has standard deviation √(2 / (n · entries)).
             mean = math.hypot(*ratios) / math.sqrt(len(ratios))
             lost = mean < 1.0 + math.sqrt(2.0 / (len(ratios) * entries))  # the square: twice that
             signal = 0.0 if lost else math.sqrt(mean - 1.0) * math.sqrt(mean + 1.0)
@@ -247,11 +247,11 @@ class RoundSummary(Record):
 
 
 class RunReport(Record):
-    """The whole of `report.json`.
+    """The content of `report.json`.
 
-    `settings` are the keys of the config that training depends on, dotted, with values; they and
-    `rounds` are absent from older runs. `diverged` says why there is no outcome: final scores are
-    NaN. `halted` says why the strategy ended the run before its last round.
+    `settings` maps the dotted config keys of training to values. Older runs lack it and `rounds`.
+    `diverged` is the error message of a diverged run, which has NaN as final scores. `halted` is
+    the reason why the strategy ended the run early.
     """
 
     format: Literal[1] = 1
@@ -274,20 +274,20 @@ class RunReport(Record):
 
     @property
     def ended_early(self) -> bool:
-        """Whether it has fewer rounds than its config, for another reason than that it diverged."""
+        """Whether it did fewer rounds than planned, without divergence."""
         return self.diverged is None and self.cost.planned_rounds not in (None, self.cost.rounds)
 
 
 class RoundMetrics(Record):
-    """One line of `metrics.jsonl`: the state after a round, or, for round 0, the start.
+    """One line of `metrics.jsonl`: the state after a round; round 0 is the start.
 
-    From round 1 on `units`, `gradients`, `non_finite`, `clipped` (units) and `estimate_norm` are
-    there. Evaluated rounds have `epsilon` and `held_out`, and beside each ε above 0
+    Lines from round 1 have `units`, `gradients`, `non_finite`, `clipped` (units) and
+    `estimate_norm`. Evaluated rounds have `epsilon` and `held_out`. With each ε above 0 comes
     `epsilon_terms`: δ, unit, relation, sampler, accountant and noise source, in words.
-    `release_over_noise` is there where there is noise: the norm of the release over that of its
-    noise. `clip_norm` is there where the clip moves, `released_share` where it adapts. These three
-    follow from releases that ε counts. Where `held_out` is of an average of parameters,
-    `held_out_last` is of the last ones.
+
+    `release_over_noise` is the norm of the release divided by the norm of its noise, if there is
+    noise. `clip_norm` is present if the clip changes, `released_share` if it adapts. ε covers these
+    three. If `held_out` scores averaged parameters, `held_out_last` scores the last ones.
     """
 
     round: Count
@@ -308,7 +308,7 @@ class RoundMetrics(Record):
 
 
 def save_report(run_dir: Path, report: RunReport) -> Path:
-    """Write `report.json` whole and return its path."""
+    """Write `report.json` atomically and return its path."""
     path = run_dir / REPORT_FILE
     write_atomically(path, report.model_dump_json(indent=2) + "\n")
     return path
@@ -340,7 +340,7 @@ def load_metrics(run_dir: str | os.PathLike[str]) -> tuple[RoundMetrics, ...]:
 
 
 def is_finite(value: float | None) -> bool:
-    """Return whether there is a number and it is neither infinite nor NaN."""
+    """Return whether the value is a finite number, and not None."""
     return value is not None and math.isfinite(value)
 
 
@@ -349,7 +349,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise ConfigError(
-            f"{path}: is not there or cannot be read; give the folder of a finished run"
+            f"{path}: does not exist or cannot be read; give the folder of a finished run"
         ) from None
 
 

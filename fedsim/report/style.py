@@ -1,8 +1,8 @@
-"""What pictures and pages share: colours, line styles and short labels."""
+"""Colours, line styles and short labels of pictures and pages."""
 
 from __future__ import annotations
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; yellow is too pale here.
+# Okabe and Ito's colours, which suit all kinds of colour vision; without the pale yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 DASHES = ("-", "--", ":", "-.")
 INK, MUTED, RULE = "#1b1f24", "#59626e", "#d9dee4"
@@ -10,12 +10,12 @@ GREY = "#87909c"  # readable on white and on black
 
 
 def colour(index: int) -> str:
-    """Return the colour of series `index`, from 0; they repeat after six."""
+    """Return the colour of series `index`, from 0; colours repeat after six."""
     return COLOURS[index % len(COLOURS)]
 
 
 def dash(index: int) -> str:
-    """Return matplotlib's line style of series `index`: a new one after each six series."""
+    """Return matplotlib's line style of series `index`; it changes after every six series."""
     return DASHES[index // len(COLOURS) % len(DASHES)]
 
 

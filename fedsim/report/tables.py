@@ -1,4 +1,4 @@
-"""A table of texts, as Markdown, as LaTeX and for the terminal, with its numbers as CSV."""
+"""A table of texts as Markdown, LaTeX and terminal output, with its numbers as CSV."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rich.text import Text
 from fedsim.report.schema import Privacy
 from fedsim.report.wording import NOT_COVERED, NOTHING
 
-_NAME = 22  # columns of a terminal that a name keeps: numbers need the others of 80
-# pdflatex knows no Greek letters outside mathematics.
+_NAME = 22  # maximum width of an unwrapped name, so that numbers fit in 80 columns
+# pdflatex accepts Greek letters only in mathematics.
 _LATEX = str.maketrans(
     {
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -27,7 +27,7 @@ _LATEX = str.maketrans(
         **{"≤": r"$\le$", "≥": r"$\ge$", "∞": r"$\infty$", "–": r"\textendash{}", "…": r"\ldots{}"},
     }
 )
-UTILITY_NOTE = f"Loss (nats a token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
+UTILITY_NOTE = f"Loss (nats per token), perplexity, top-1 accuracy and gradients: {NOT_COVERED}."
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Table:
     """A table of texts.
 
     Attributes:
-        heads: one for each column.
-        rows: cells, as many as there are heads.
+        heads: one text per column.
+        rows: rows of cells, one cell per column.
         notes: sentences to read with the table.
-        left: columns of text, aligned at the left; the others hold numbers.
-        dim: rows in a weaker colour.
+        left: indices of text columns, aligned left; other columns hold numbers.
+        dim: indices of rows in a weaker colour.
         records: the rows as values at full precision, for `csv`.
     """
 
@@ -51,7 +51,7 @@ class Table:
     records: Sequence[Mapping[str, object]] = ()
 
     def markdown(self) -> str:
-        """Return a pipe table, and the notes, if there are any, as a list below it."""
+        """Return a pipe table, with the notes as a list below it."""
         rule = [":---" if number in self.left else "---:" for number in range(len(self.heads))]
         body = [[escape_markdown(cell) for cell in row] for row in self.rows]
         lines = [f"| {' | '.join(row)} |" for row in (self.heads, rule, *body)]
@@ -60,7 +60,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        """Return a tabular for the package booktabs, without notes and without empty columns."""
+        """Return a tabular for the package booktabs, without notes and empty columns."""
         columns = [
             number
             for number in range(len(self.heads))
@@ -75,7 +75,7 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def caption(self) -> str:
-        """Return the notes as a paragraph of LaTeX, a line each."""
+        """Return the notes as a LaTeX paragraph, one note per line."""
         return "".join(f"{escape_latex(note).rstrip('.')}.\n" for note in self.notes)
 
     def csv(self) -> str:
@@ -93,8 +93,8 @@ class Table:
         )
         longest = max((len(row[0]) for row in self.rows), default=0)
         for number, head in enumerate(self.heads):
-            # Fold: in a narrow terminal the widest cell goes on in the next line, and no digit is
-            # lost. (A column with a least width would cut off the last column.)
+            # Fold: in a narrow terminal wide cells continue in the next line, so no digit is lost.
+            # (A column with a minimum width would cut off the last column.)
             left = number in self.left
             table.add_column(
                 head,
@@ -103,13 +103,13 @@ class Table:
                 no_wrap=number == 0 and longest <= _NAME,
             )
         for number, row in enumerate(self.rows):
-            # Text, not str: a label is data, and "[red]" in it is not a command.
+            # Text, not str: a label is data, so "[red]" in it is not markup.
             table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
         return table
 
 
 def privacy_record(privacy: Privacy | None) -> dict[str, object]:
-    """Return the fields of a CSV line that give ε its meaning; None where nothing was promised."""
+    """Return ε and its terms for a CSV line; all values are None without a privacy block."""
     names = (
         *("epsilon", "delta", "noise_multiplier", "unit", "relation", "sampler", "accountant"),
         *("noise", "hypothetical"),
@@ -118,7 +118,7 @@ def privacy_record(privacy: Privacy | None) -> dict[str, object]:
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Return records as CSV; floats in the shortest form that reads back to the same number."""
+    """Return records as CSV; floats have the shortest form that reads back exactly."""
     stream = io.StringIO()
     keys = dict.fromkeys(key for record in records for key in record)
     writer = csv.DictWriter(stream, list(keys), lineterminator="\n")
@@ -128,16 +128,16 @@ def to_csv(records: Sequence[Mapping[str, object]]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Keep a name from ending its cell, its line, or being read as HTML."""
+    """Escape a name, so that it cannot end its cell or line, or be read as HTML."""
     escaped = html.escape(" ".join(text.split()), quote=False)
     return escaped.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
 
 
 def escape_latex(text: str) -> str:
-    r"""Return a text on one line that LaTeX sets as it stands.
+    r"""Escape a text for LaTeX, on one line.
 
     Examples:
         >>> print(escape_latex("--tune a_b at ε = 2, 50 %"))
         -{}-tune a\_b at $\varepsilon$ = 2, 50 \%
     """
-    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # no dash
+    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # avoid an en dash

@@ -1,4 +1,4 @@
-"""Numbers and sentences as every report writes them."""
+"""Numbers and sentences that all reports share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedsim.accounting.statement import noise_terms
 from fedsim.report.schema import CoveredScores, Privacy, RoundSummary, RunReport
 
 TOGETHER = (
-    "Each ε is of one run by itself. Runs on the same people's text add up: whoever sees several "
-    "has seen more than one ε pays for."
+    "Each ε is for one run alone. Runs on the same people's text add up: several runs together "
+    "reveal more than one ε allows."
 )
 TIES = (
     "Seeded runs with equal seeds share start, split and noise, and with the same sampler also "
@@ -29,19 +29,19 @@ NOTHING = "–"
 
 
 def outcome_text(folder: Path, report: RunReport) -> str:
-    """Return the promise, the utility and where model and report are, in three lines."""
+    """Return the guarantee, the utility and the paths of model and report, in three lines."""
     before, after = report.utility.initial, report.utility.final
-    utility = "No text was held out, so no utility was measured; see data.held_out_examples."
+    utility = "There is no held-out text, so no utility was measured; see data.held_out_examples."
     if after.tokens:
-        losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats a token"
+        losses = f"Held-out loss {before.loss:.4f} -> {after.loss:.4f} nats per token"
         worse = ", worse than it began" if after.loss > before.loss else ""
         utility = f"{losses}{worse} ({NOT_COVERED})."
     if report.private_scores is not None:
         utility += f"\n{PRIVATE_SCORES}: {scores_text(report.private_scores)}"
-    made = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
+    saved = [folder / name for name in ("model", "adapter") if (folder / name).exists()]
     places = "   ".join(
         [
-            *(f"{path.name.capitalize()}: {path}" for path in made),
+            *(f"{path.name.capitalize()}: {path}" for path in saved),
             f"Report: {folder / 'report.html'}",
         ]
     )
@@ -49,7 +49,7 @@ def outcome_text(folder: Path, report: RunReport) -> str:
 
 
 def worse_text(report: RunReport) -> str:
-    """Return why a run may have ended with a higher loss than it began with; "" if it did not."""
+    """Return advice for a run that ended with a higher loss than it began with; else ""."""
     utility = report.utility
     if report.rounds is None or not utility.final.loss > utility.initial.loss:
         return ""
@@ -58,10 +58,10 @@ def worse_text(report: RunReport) -> str:
 
 
 def cure_text(rounds: RoundSummary) -> str:
-    """Return what would help where training makes the loss larger, by how strong the noise is."""
+    """Return advice for a rising loss, which depends on the signal over noise."""
     signal, slower = (
         rounds.signal_over_noise,
-        "a smaller server.learning_rate (or none: it finds its own)",
+        "a smaller server.learning_rate (or none: fedsim then chooses one)",
     )
     if signal is None or signal >= 1.0:
         return f"try {slower}"
@@ -75,14 +75,14 @@ def signal_text(signal: float | None) -> str:
     """Return signal over noise with two digits."""
     if signal is None:
         return NOTHING
-    return f"about {signal:.2g}" if signal else "too small to be seen in the releases"
+    return f"about {signal:.2g}" if signal else "too small to measure in the releases"
 
 
 def epsilon_text(epsilon: float | None) -> str:
     """Return ε with two decimals (below 0.1, two significant digits), rounded up.
 
-    Up, because a guarantee must not look stronger than it is. Dust of floating-point arithmetic
-    (a relative 1e-9) does not count: a target of 8 that was met stays 8.00.
+    A guarantee must not look stronger than it is. Floating-point error (a relative 1e-9) does not
+    count: a target of 8 that was met stays 8.00.
 
     Examples:
         >>> epsilon_text(2.0013), epsilon_text(8.0), epsilon_text(float("inf"))
@@ -99,7 +99,7 @@ def epsilon_text(epsilon: float | None) -> str:
 
 
 def epsilon_cell(privacy: Privacy | None) -> str:
-    """Return ε for a table: "none" without a guarantee, a dash before any run has ended."""
+    """Return ε for a table: "none" without a guarantee, a dash without a privacy block."""
     if privacy is None:
         return NOTHING
     epsilon = "none" if privacy.epsilon is None else epsilon_text(privacy.epsilon)
@@ -132,7 +132,7 @@ def percent_text(share: float | None) -> str:
 
 
 def count_text(value: float | None) -> str:
-    """Return a count with its thousands apart."""
+    """Return a count with separators for thousands."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
@@ -166,9 +166,9 @@ def settings_text(settings: Mapping[str, JsonValue]) -> str:
 
 
 def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
-    """Return the headline: (ε, δ) and the unit, or that there is no guarantee.
+    """Return the headline: (ε, δ) and the unit, or `NO_GUARANTEE`.
 
-    `epsilons` are several values under the same terms.
+    `epsilons` are several values under the same terms, shown in place of the block's ε.
     """
     if privacy.epsilon is None:
         return NO_GUARANTEE
@@ -180,27 +180,27 @@ def guarantee_text(privacy: Privacy, epsilons: Sequence[float] = ()) -> str:
 
 
 def attacker_text(privacy: Privacy) -> str | None:
-    """Return what the guarantee means for an attacker, in a sentence that a layman can read."""
+    """Return a sentence for laypeople on what the guarantee means for an attacker."""
     return trade_off.attacker_text(privacy.model_dump())
 
 
 def scores_text(scores: CoveredScores) -> str:
-    """Return private scores as a sentence, with what their noise does to them."""
+    """Return private scores as a sentence, with the standard deviation of the loss."""
     return (
         f"Held-out loss {decimal_text(scores.loss)} ± {decimal_text(scores.loss_stddev)} nats a "
         f"token and top-1 accuracy {percent_text(scores.accuracy_top1)}: means over about "
-        f"{count_text(scores.users)} users, by a sum with noise of its own."
+        f"{count_text(scores.users)} users, from a noisy sum."
     )
 
 
 def terms_text(privacy: Privacy) -> str:
-    """Return the caption that must accompany a displayed ε: what it is an ε of."""
+    """Return the terms of ε, the caption of each displayed ε."""
     if privacy.epsilon is None:
         return f"{NO_GUARANTEE.lower()} (sampler: {privacy.sampler})"
     simulated = "simulated " if privacy.noise == "seeded" else ""
     begins = "hypothetical " if privacy.hypothetical else simulated
     noise = "" if privacy.noise == "none" else f"; {noise_terms(privacy.noise)}"
-    earlier = "; not counted: what the starting point was trained on before"
+    earlier = "; not counted: earlier training of the starting model"
     return (
         f"{begins}ε at δ = {delta_text(privacy.delta)}; unit: {privacy.unit}; "
         f"neighbouring relation: {privacy.relation}; sampler: {privacy.sampler}; "
@@ -209,20 +209,20 @@ def terms_text(privacy: Privacy) -> str:
 
 
 def promised_text(privacy: Privacy) -> str:
-    """Return ε with its terms in one sentence, no number twice, or that there is no guarantee."""
+    """Return ε with its terms in one sentence, or that there is no guarantee."""
     value = f"ε = {epsilon_text(privacy.epsilon)} at δ"
     none = "no guarantee: " if privacy.hypothetical else ""
     return none + terms_text(privacy).replace("ε at δ", value, 1)
 
 
 def gaussian_text(privacy: Privacy) -> str | None:
-    """Return the Gaussian differential privacy that the trade-off curve is near, if any."""
+    """Return a sentence on the Gaussian differential privacy near the trade-off curve, if any."""
     bound = privacy.trade_off
     return None if bound is None else trade_off.gaussian_text(bound.model_dump())
 
 
 def rounds_text(privacy: Privacy) -> str:
-    """Return the number of rounds, and of private scores where there are any."""
+    """Return the number of rounds, and of private scores if there are any."""
     if not privacy.scores:
         return count_text(privacy.rounds)
     scores = f"{privacy.scores} private score{'' if privacy.scores == 1 else 's'}"
@@ -230,7 +230,7 @@ def rounds_text(privacy: Privacy) -> str:
 
 
 def value_text(value: JsonValue) -> str:
-    """Return any value of a fact: a dash where there is none."""
+    """Return a value as text; a dash for None."""
     if value is None:
         return NOTHING
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Checkpoints: server states on disk, and the newest whole one of a run."""
+"""Checkpoints: server states on disk, and the newest readable one of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("fedsim")
 
 
 def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
-    """Write `round-NNNNNN.safetensors` whole or not at all, then drop all but the last `keep`."""
+    """Write `round-NNNNNN.safetensors` atomically, then delete all but the last `keep`."""
     tensors = {f"parameters/{name}": value for name, value in state.parameters.items()}
     tensors |= {f"optimizer/{name}": value for name, value in state.optimizer_state.items()}
     tensors |= {f"average/{name}": value for name, value in state.average.items()}
@@ -35,12 +35,12 @@ def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
         "ledger": state.ledger.to_json(),
         "clip_scale": state.clip_scale,
     }
-    # One key: safetensors writes several in random order, and equal states give equal files.
+    # One key, so that equal states give equal files: safetensors writes keys in random order.
     metadata = {_KEY: json.dumps(head)}
     path = folder / f"round-{state.round:06d}.safetensors"
-    with whole_file(path) as temporary:  # not from memory, where all would be there once more
+    with whole_file(path) as temporary:  # serialising in memory would need a second copy
         temporary.touch()
-        mode = temporary.stat().st_mode  # as other files of the run; safetensors takes another
+        mode = temporary.stat().st_mode  # the run's usual mode; safetensors sets its own
         save_file(tensors, temporary, metadata)
         temporary.chmod(mode)
     for old in checkpoints_in(folder)[:-keep]:
@@ -49,14 +49,14 @@ def save_checkpoint(folder: Path, state: ServerState, keep: int) -> Path:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in order of their rounds; other files are passed over."""
+    """Return the checkpoints in order of their rounds; ignore other files."""
     return sorted(
         (p for p in folder.glob("round-*.safetensors") if _NAME.match(p.name)), key=round_of
     )
 
 
 def round_of(path: Path) -> int:
-    """Return the number of rounds behind a checkpoint, by its name."""
+    """Return the number of completed rounds from a checkpoint's file name."""
     return int(path.stem.removeprefix("round-"))
 
 
@@ -64,7 +64,7 @@ def load_checkpoint(path: Path) -> ServerState:
     """Read a state back, bit for bit.
 
     Raises:
-        ConfigError: damaged, no checkpoint, or of another format; it names the file.
+        ConfigError: the file is damaged, no checkpoint, or of another format.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -95,12 +95,12 @@ def _part(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def newest_whole_state(folder: Path) -> ServerState | None:
-    """Return the state of the newest checkpoint that can be read; None where there are none.
+    """Return the state of the newest readable checkpoint; None if there are no checkpoints.
 
-    A damaged one is passed over with a warning, and is replaced when the run gets there again.
+    Damaged checkpoints cause a warning; the run replaces them when it reaches their rounds again.
 
     Raises:
-        ConfigError: checkpoints are there and none can be read.
+        ConfigError: there are checkpoints, but all are damaged.
     """
     damage: list[ConfigError] = []
     for path in reversed(checkpoints_in(folder)):

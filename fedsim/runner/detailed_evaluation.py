@@ -31,7 +31,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class Personalisation:
-    """Local epochs on half of each held-out user's text, and their settings."""
+    """Settings of local training on half of each held-out user's text."""
 
     epochs: int
     batch_size: int
@@ -39,23 +39,23 @@ class Personalisation:
 
 
 Weights = tuple[LanguageModel, Tensors]
-"""A network with the parameters that are looked at."""
+"""A network and the parameters to evaluate."""
 
 
 def evaluate_run(
     run_dir: Path, *, personalisation: Personalisation | None = None
 ) -> dict[str, Any]:
-    """Return what `fedsim evaluate` prints, for any run folder that has a model.
+    """Return the result of `fedsim evaluate`, for any run folder that has a model.
 
-    Everything but the samples is computed on private text and not protected by the privacy
-    guarantee. Scores are kept under the cache folder: what was cut off goes on.
+    Everything except the samples is computed on private text and not protected by the privacy
+    guarantee. Scores are cached, so an interrupted evaluation continues.
 
     Args:
-        run_dir: of a finished run.
-        personalisation: also train on each held-out user's text; None for not.
+        run_dir: folder of a finished run.
+        personalisation: settings to train on each held-out user's text; None: no personalisation.
 
     Raises:
-        ConfigError: no such run, no model in it, or no held-out user to personalise for.
+        ConfigError: no such run, no model in it, or no held-out user for personalisation.
     """
     folder = RunFolder(run_dir)
     folder.check_there()
@@ -89,10 +89,10 @@ def evaluate_run(
             for name, weights in stages.items()
         },
         "note": "computed on private text, not protected by the privacy guarantee"
-        + (", but for the samples" if _is_promised(folder) else ", the samples neither"),
+        + (", except for the samples" if _is_promised(folder) else "; nor are the samples"),
     }
     if personalisation is not None:
-        if config.model.merged:  # all parameters of what was saved move, whichever the run trained
+        if config.model.merged:  # personalisation trains all parameters of a saved whole model
             start = load_beside(config, config.model.start)
             stages["initial"] = (start, start.initial_parameters())
         result["personalisation"] = _personalised(config, materials, stages, personalisation)
@@ -100,17 +100,17 @@ def evaluate_run(
 
 
 def _is_promised(folder: RunFolder) -> bool:
-    """Whether the model has a guarantee, which what it writes is covered by.
+    """Whether a privacy guarantee covers the model, and so the texts that it generates.
 
-    What the start was trained on before may be private too: no guarantee of this run covers it.
-    Of the runs of a search the winner alone is paid for, and has a promise when all are over.
+    False if the starting model was trained on other private text. In a search only the winner has
+    a promise, written when all trials are over.
     """
-    given = (folder.model / PROMISE, folder.adapter / PROMISE)
-    if not folder.report.exists() or not any(path.exists() for path in given):
+    promises = (folder.model / PROMISE, folder.adapter / PROMISE)
+    if not folder.report.exists() or not any(path.exists() for path in promises):
         return False
     privacy = load_report(folder.path).privacy
-    unpaid = privacy.hypothetical or privacy.earlier_training
-    return privacy.epsilon is not None and not unpaid
+    uncovered = privacy.hypothetical or privacy.earlier_training
+    return privacy.epsilon is not None and not uncovered
 
 
 def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:
@@ -122,13 +122,13 @@ def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str
 
 
 def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str, Any]:
-    """Return means weighted both ways, and how the users' losses are spread."""
+    """Return means over tokens and over users, and quantiles of the users' losses."""
     scores = cache.scores(*weights, examples)
     users = owners(cache.store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
     means = asdict(summary(scores, users))
-    del means["unit_loss"]  # for beside a training loss
+    del means["unit_loss"]  # only comparable with a training loss
     return {**means, "user_loss_quantiles": _quantiles(losses)}
 
 
@@ -147,8 +147,8 @@ def _personalised(
     users = materials.split.held_out_users
     if not len(users):
         raise ConfigError(
-            f"data.held_out_users = {config.data.held_out_users}: the run held no user out, so "
-            "no user is left to personalise for; train with a fraction above 0"
+            f"data.held_out_users = {config.data.held_out_users}: the run has no held-out users to "
+            "personalise for; train with a fraction above 0"
         )
     personalise = resolve("analyses", "personalisation", "--personalise")
     answer: dict[str, Any] = {"settings": asdict(personalisation)}
@@ -172,7 +172,7 @@ def _personalised(
 
 
 def _both_ways(losses: npt.NDArray[np.float64], tokens: Indices) -> dict[str, float | None]:
-    """Return the mean over users and the mean over tokens of users' losses."""
+    """Return the means of the users' losses over users and over tokens."""
     if not tokens.sum():
         return {"user_loss": None, "loss": None}
     seen = tokens > 0

@@ -1,4 +1,4 @@
-"""A finished run, as Python and notebooks see it."""
+"""A finished run, for use in Python and notebooks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HEIGHT = 720  # pixels of the page in a notebook
 
 @dataclass(frozen=True)
 class Run(os.PathLike[str]):
-    """A run folder; what is in it is read when first asked for.
+    """A run folder; each file is read at its first use.
 
-    It may stand wherever a path may.
+    A `Run` can be used as a path.
 
     Attributes:
         path: the run folder.
@@ -46,22 +46,22 @@ class Run(os.PathLike[str]):
 
     @cached_property
     def metrics(self) -> tuple[RoundMetrics, ...]:
-        """The lines of `metrics.jsonl`, one a round."""
+        """The lines of `metrics.jsonl`, one per round."""
         return load_metrics(self.path)
 
     @property
     def statement(self) -> str:
-        """What is promised to whom, in words, and what of the start it does not count."""
+        """The privacy guarantee in words, with earlier training of the start that ε leaves out."""
         return self.report.privacy.promise
 
     @property
     def epsilon(self) -> float | None:
-        """The ε of `statement`, which says what it means; None without a finite guarantee."""
+        """The ε of `statement`; None without a finite guarantee."""
         return self.report.privacy.epsilon
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained network: transformers' class where transformers has one for it."""
+        """The trained network, of transformers' class if transformers has one."""
         from fedsim.materials import load_model  # noqa: PLC0415  (slow)
 
         folder = RunFolder(self.path)
@@ -75,14 +75,14 @@ class Run(os.PathLike[str]):
         from transformers import AutoTokenizer  # noqa: PLC0415  (slow)
 
         folder = RunFolder(self.path)
-        made = folder.model if folder.model.exists() else folder.adapter
+        saved = folder.model if folder.model.exists() else folder.adapter
         with quietly():
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(made)
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(saved)
         return tokenizer
 
     @property
     def adapter(self) -> Path | None:
-        """The folder that `peft.PeftModel.from_pretrained` opens, where adapters were trained."""
+        """The folder for `peft.PeftModel.from_pretrained`; None if no adapter was trained."""
         folder = RunFolder(self.path).adapter
         return folder if folder.exists() else None
 
@@ -93,14 +93,14 @@ class Run(os.PathLike[str]):
 
             display(HTML(self._repr_html_()))
         else:
-            print(outcome_text(self.path, self.report))  # noqa: T201  (what it is for)
+            print(outcome_text(self.path, self.report))  # noqa: T201
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, for notebooks."""
         page = html.escape((self.path / HTML_FILE).read_text(encoding="utf-8"))
         style = f"width:100%;height:{_HEIGHT}px;border:0"
         frame = f'<iframe srcdoc="{page}" style="{style}" title="{self.path.name}"></iframe>'
-        return f"<div>{frame}</div>"  # else IPython warns: it knows frames of addresses only
+        return f"<div>{frame}</div>"  # IPython warns about a bare iframe without an address
 
 
 def _in_notebook() -> bool:

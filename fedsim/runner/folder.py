@@ -1,4 +1,4 @@
-"""The run folder: its files by name, how it is begun, and how it is taken up again."""
+"""The run folder: its files by name, how a run begins, and how it resumes."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from fedsim.utils.files import drop_temporaries, naming, writable_cache_dir, wri
 from fedsim.utils.json_text import flat, read_json
 from fedsim.utils.locks import LOCK
 
-# A source is known by its digest, wherever it lies: `check_sources`.
+# The source may move: `check_sources` compares its digest.
 _MAY_CHANGE = {"data.source"}
 _MAY_CHANGE_WITH_ROUNDS = {"strategy.rounds", "privacy.noise_multiplier", "privacy.epsilon"}
 
 
 class RunFolder:
-    """The files of one run, by name; docs/privacy.md says what each tells a reader.
+    """The files of one run, by name; docs/privacy.md says what each reveals.
 
     Attributes:
-        config: the resolved config; `fedsim run` takes it again.
+        config: the resolved config; `fedsim run` accepts it.
         identity: the format of the folder, and the sources of the run.
-        metrics: a JSON object a round.
-        ledger: every release that was charged.
+        metrics: one JSON object per round.
+        ledger: all charged releases.
         checkpoints: server states by round.
-        model: the fine-tuned model, as transformers opens it.
-        adapter: the trained adapter, as peft opens it; only where nothing else was trained.
+        model: the fine-tuned model in transformers' format.
+        adapter: the trained adapter in peft's format; only if nothing else was trained.
         report: the report, as data.
     """
 
@@ -62,9 +62,9 @@ class RunFolder:
         self.report = path / "report.json"
 
     def served(self, config: Config) -> ModelConfig:
-        """Return what opens the trained model: `model/`, or the base with `adapter/`.
+        """Return the config that opens the trained model: `model/`, or the base with `adapter/`.
 
-        Attention is computed as in training: long texts may fit the memory in no other way.
+        It keeps the attention of training: with another one, long texts might not fit in memory.
         """
         if config.model.merged:
             return ModelConfig(name_or_path=str(self.model), attention=config.model.attention)
@@ -73,22 +73,24 @@ class RunFolder:
         return ModelConfig(**base, adapter=str(self.adapter), merged=False)
 
     def is_trained(self) -> bool:
-        """Whether there is a trained model: training leaves it at its end."""
+        """Whether there is a trained model, which training writes at its end."""
         return self.model.exists() or self.adapter.exists()
 
     def check(self, config: Config, resume: bool, *, exactly: bool = False) -> None:
-        """Raise `ConfigError` where a run of this config may not begin, or go on with `resume`.
+        """Raise `ConfigError` if a run with this config may not begin, or with `resume` continue.
 
-        Unless `exactly` with its config, it may go on with its source at another place, and with
-        more rounds: see `check_more_rounds`.
+        Args:
+            config: config of the run.
+            resume: continue the run in the folder.
+            exactly: refuse a resume with more rounds or with a source at another path.
         """
         if resume and self.config.exists():
             self.check_resumable(config, exactly=exactly)
-        else:  # a run that was killed before it wrote anything starts again
+        else:  # also with `resume`, if a kill left nothing written
             self.check_fresh()
 
     def check_there(self) -> None:
-        """Raise `ConfigError` where there is no such folder."""
+        """Raise `ConfigError` if the folder does not exist."""
         if not self.path.is_dir():
             raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
 
@@ -96,21 +98,21 @@ class RunFolder:
         """Raise `ConfigError` unless the folder is absent or empty.
 
         Args:
-            begun: the file in it that shows that it can be taken up.
+            begun: name of the file that a resumable folder contains.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path}: is a file; name a folder")
         if (self.path / begun).exists():
             raise ConfigError(
-                f"--out {self.path}: already there; take it up with --resume, or name another"
+                f"--out {self.path}: already exists; continue it with --resume, or name another"
             )
         if self.path.exists() and any(map(_is_content, self.path.iterdir())):
             raise ConfigError(
-                f"--out {self.path}: holds files, and nothing to take up; name another folder"
+                f"--out {self.path}: holds files, but no run to resume; name another folder"
             )
 
     def check_resumable(self, config: Config, *, exactly: bool = True) -> None:
-        """Raise `ConfigError` unless the folder is of a run with this config."""
+        """Raise `ConfigError` unless the folder holds a run with this config."""
         before, now = flat(self.read_config().model_dump()), flat(config.model_dump())
         changed = sorted(key for key in before | now if before.get(key) != now.get(key))
         if not exactly:
@@ -120,14 +122,14 @@ class RunFolder:
         if changed:
             values = [f"{key} = {now.get(key)!r} and not {before.get(key)!r}" for key in changed]
             raise ConfigError(
-                f"{', '.join(values)}: not as in the run's {self.path / 'config.toml'}; "
-                "a run keeps its config, start another with another --out"
+                f"{', '.join(values)}: differs from the run's {self.path / 'config.toml'}; "
+                "a run keeps its config, start a new run with another --out"
             )
 
     def check_more_rounds(self, config: Config, plan: RoundPlan) -> None:
-        """Raise `ConfigError` where a run cannot go on to more rounds than it was begun with.
+        """Raise `ConfigError` if the run cannot be extended to the config's number of rounds.
 
-        It can where each round has a price of its own, and all of them the same.
+        It can if each round has its own cost and all costs are equal.
         """
         if not self.config.exists():
             return
@@ -137,29 +139,29 @@ class RunFolder:
         field = f"--resume: strategy.rounds = {now} and not {before}"
         if plan.cost.run_rounds is not None:
             raise ConfigError(
-                f"{field}: one price pays for all rounds of the run in {self.path} and for no "
-                f"more, with {plan.sampling.kind!r} sampling; start another with another --out"
+                f"{field}: with {plan.sampling.kind!r} sampling, one cost covers exactly the "
+                f"planned rounds of the run in {self.path}; start a new run with another --out"
             )
         clip, begun = config.strategy.clip.schedule, server_optimizer(self.read_config())
         if begun != server_optimizer(config) or (clip is not None and clip.rounds is None):
             raise ConfigError(
-                f"{field}: the run in {self.path} has a schedule, or an average, over all of its "
-                "rounds; start another with another --out"
+                f"{field}: the run in {self.path} has a schedule or an average over all of its "
+                "rounds; start a new run with another --out"
             )
         items = self.read_ledger().items
         paid = {item.cost.noise_multiplier for item in items if not is_score(item.release)}
         if paid - {plan.noise_multiplier}:
             raise ConfigError(
-                f"{field}: {now} rounds need other noise for this guarantee than those of the run "
-                f"in {self.path} have; put privacy.noise_multiplier = {min(paid)!r}, which is "
-                "theirs, in the place of privacy.epsilon: then ε grows"
+                f"{field}: with {now} rounds this guarantee needs another noise multiplier than "
+                f"the run in {self.path} has; replace privacy.epsilon by the run's "
+                f"privacy.noise_multiplier = {min(paid)!r}: then ε grows"
             )
 
     def read_config(self) -> Config:
         """Return the run's config.
 
         Raises:
-            ConfigError: it cannot be read, or the folder has a format of an earlier fedsim.
+            ConfigError: it cannot be read, or the folder has an earlier format.
         """
         read_identity(self.identity)
         return load_config(self.config)
@@ -167,12 +169,11 @@ class RunFolder:
     def data_seed(self, config: Config) -> int:
         """Return the seed of the run's choices for users; see `Materials.seed`.
 
-        The config's seed where noise is seeded. With secure noise a secret of 128 bits from the
-        operating system: the one that was kept when the run began, or a new one before that.
+        With seeded noise it is the config's seed. With secure noise it is a secret of 128 bits
+        from the operating system: the one stored when the run began, or a new one before that.
 
         Raises:
-            ConfigError: the secret is not kept on this machine, and the message says where it would
-                be; or it could not be kept.
+            ConfigError: this machine does not hold the secret, or cannot store it.
         """
         identity = read_identity(self.identity)
         if config.privacy.noise == "secure":
@@ -180,7 +181,7 @@ class RunFolder:
         return kept_seed(identity["id"], self.path) if "id" in identity else new_data_seed(config)
 
     def diverged(self) -> str | None:
-        """Return why the run ended, where it diverged: such a run never goes on."""
+        """Return the error message of a run that diverged, which cannot resume; else None."""
         return read_identity(self.identity).get("diverged")
 
     def begin(
@@ -191,18 +192,24 @@ class RunFolder:
         *,
         kept_as: str | None = None,
     ) -> None:
-        """Make the folder, write the resolved config and the sources of the run.
+        """Make the folder; write the resolved config and the sources of the run.
 
-        The data seed of a run with secure noise is kept elsewhere: the model is to be given away.
-        `kept_as` is its id where it is kept already, as that of a search is for its trials.
+        The data seed of a run with secure noise is stored outside of the folder, which users may
+        publish.
+
+        Args:
+            config: config of the run.
+            sources: see `Materials.sources`.
+            data_seed: see `data_seed`.
+            kept_as: id of an already stored data seed, such as a search stores for its trials.
 
         Raises:
-            ConfigError: it cannot be written, or was begun from other sources.
+            ConfigError: the folder cannot be written, or its run has other sources.
         """
         check_sources(self.identity, sources, resumes=True)
         secret = config.privacy.noise == "secure"
         with about(f"--out {self.path}: cannot be written: ", (OSError,)):
-            # The config first: a folder with anything in it but no config could not be taken up.
+            # The config first: a folder with other files but no config cannot be resumed.
             write_atomically(self.config, config.to_toml())
             if not self.identity.exists():
                 run_id = (kept_as or keep_seed(data_seed)) if secret else None
@@ -212,22 +219,22 @@ class RunFolder:
                 drop_temporaries(folder)
 
     def check_texts(self, materials: Materials) -> None:
-        """Raise `ConfigError` unless the run was made from these texts.
+        """Raise `ConfigError` unless the run used these texts.
 
-        Otherwise users who came later would count as trained on, and others as held out.
+        With other texts the split would differ, and trained users could count as held out.
         """
         check_sources(self.identity, {"data.source": materials.text_digest})
 
     def write_ledger(self, ledger: Ledger) -> None:
-        """Put the ledger on disk. Comes before anything that a release has touched.
+        """Write the ledger, unless the file has more releases. Call it before using a release.
 
-        A seeded run that was taken up makes releases again that the file has; it never shrinks.
+        A resumed seeded run repeats releases that the file already has.
         """
         if self.read_ledger().num_releases <= ledger.num_releases:
             write_atomically(self.ledger, json.dumps(ledger.to_json(), indent=1))
 
     def read_ledger(self) -> Ledger:
-        """Return the ledger on disk; empty where there is none yet."""
+        """Return the ledger on disk; an empty one if there is no file."""
         if not self.ledger.exists():
             return Ledger()
         with about(f"ledger {self.ledger}: damaged: ", (OSError, ValueError)):
@@ -238,10 +245,10 @@ class RunFolder:
         with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
-            os.fsync(file.fileno())  # no checkpoint outlives the lines before it
+            os.fsync(file.fileno())  # lines reach the disk before their checkpoint
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return all complete lines; a line cut short by a kill ends the list."""
+        """Return the lines up to the first incomplete one, which a kill may leave."""
         lines: list[dict[str, Any]] = []
         if self.metrics.exists():
             with suppress(ValueError, TypeError, KeyError):
@@ -256,11 +263,14 @@ class RunFolder:
         write_atomically(self.metrics, "".join(f"{text}\n" for text in texts))
 
     def take_up(self, *, repeats: bool) -> ServerState | None:
-        """Return the last checkpoint's state, metrics cut back to it; None if there is none.
+        """Return the newest checkpoint's state, or None; cut the metrics back to it.
 
-        Rounds after the checkpoint are done again. Where that `repeats` their draws, they give the
-        same release, which is charged once; else they are new releases, so everything that was
-        ever charged stays charged. A damaged checkpoint is passed over: see `newest_whole_state`.
+        The run repeats the rounds after the checkpoint. Damaged checkpoints are skipped: see
+        `newest_whole_state`.
+
+        Args:
+            repeats: whether repeated rounds give the same releases, which are charged once. If
+                false, they are new releases, and all earlier charges stay.
 
         Raises:
             ConfigError: the ledger or the metrics lack rounds that the checkpoint has.
@@ -271,24 +281,24 @@ class RunFolder:
         if len(done) != last + 1 or charged.num_releases < last:
             raise ConfigError(
                 f"--resume: {self.path} has a checkpoint of round {last}, and {self.ledger.name} "
-                f"or {self.metrics.name} lacks rounds before it: put back the files that belong to "
-                "it, or start another run with another --out"
+                f"or {self.metrics.name} lacks rounds before it: restore the files that belong to "
+                "it, or start a new run with another --out"
             )
         self.write_metrics(done)
         return state if state is None or repeats else replace(state, ledger=charged)
 
     def read_seconds(self) -> float:
-        """Return the time that the run took until it was last saved."""
+        """Return the run's seconds up to its last save; 0 if unknown."""
         with suppress(OSError, ValueError, TypeError):
             return float(read_json(self.path / "seconds.json"))
         return 0.0
 
     def write_seconds(self, seconds: float) -> None:
-        """Keep the time so far; apart from the metrics, which a resumed run repeats to the bit."""
+        """Store the run's seconds, outside of the metrics, which a resumed run repeats exactly."""
         write_atomically(self.path / "seconds.json", json.dumps(seconds))
 
 
 def _is_content(path: Path) -> bool:
-    """Whether a file counts as content: not one that a kill during a first write left behind."""
+    """Whether a file counts as content; lock, log and half-written configs do not."""
     half_written = path.name.startswith(".config.toml.") and path.name.endswith(".tmp")
     return not half_written and path.name not in (LOCK, LOG)

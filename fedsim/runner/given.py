@@ -1,7 +1,7 @@
-"""Data or a network that a caller holds in memory, as files that a config can name.
+"""Write data or a network from memory to files that a config can name.
 
-A run is described by its config, so that it can be resumed and repeated: objects given from Python
-are written to the cache folder, below a digest of their content.
+A config describes a run completely, so that the run can be resumed and repeated. Objects given from
+Python are therefore written to the cache folder, under a digest of their content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsim.utils import files
 from fedsim.utils.terminal import quietly
 
 PARTITION = "partition_id"
-"""The user column of the rows of a partitioner."""
+"""The user column that fedsim adds to a partitioner's rows."""
 
 
 def with_given(
@@ -35,10 +35,10 @@ def with_given(
     model: object = None,
     tokenizer: object = None,
 ) -> Config:
-    """Return the config, naming files of what is given; see `fedsim.run`.
+    """Return a config that names files of the given objects; see `fedsim.run`.
 
     Raises:
-        ConfigError: a wrong config, or an object of a kind that is not read.
+        ConfigError: an invalid config, or an object of an unsupported type.
     """
     if isinstance(config, Config):
         raw = config.model_dump(exclude_none=True)
@@ -59,7 +59,7 @@ def with_given(
         raw["data"] = {**raw.get("data", {}), **_users_of(data), "source": "given"}
     if model is not None:
         raw["model"] = {**raw.get("model", {}), "name_or_path": "given"}
-    parse_config(raw)  # first: a text is not written for a config that is refused
+    parse_config(raw)  # validate before anything is written
     if data is not None:
         raw["data"]["source"] = _data_file(data)
     if model is not None:
@@ -68,7 +68,7 @@ def with_given(
 
 
 def _users_of(data: object) -> dict[str, str]:
-    """Return the keys of [data] that a partitioner of flwr-datasets decides: the users."""
+    """Return the [data] keys for the users that a partitioner of flwr-datasets defines."""
     if not _is_partitioner(data):
         return {}
     if _is_natural(data):
@@ -81,12 +81,12 @@ def _is_partitioner(data: object) -> bool:
 
 
 def _is_natural(data: object) -> bool:
-    """Whether a partitioner makes a partition of each value of a column, which names the users."""
+    """Whether each partition is one value of a column, so that the column names the users."""
     return hasattr(type(data), "partition_id_to_natural_id") and hasattr(data, "_partition_by")
 
 
-def _data_file(data: Any) -> str:  # noqa: ANN401  (of an optional package, or a list)
-    """Write rows as JSON Lines, a `datasets.Dataset` as Parquet, and return the folder."""
+def _data_file(data: Any) -> str:  # noqa: ANN401  (an optional package's class, or a list)
+    """Write rows as JSON Lines or a `datasets.Dataset` as Parquet; return the folder."""
     import datasets  # noqa: PLC0415  (slow, and needed for this alone)
 
     if isinstance(data, list):
@@ -108,8 +108,8 @@ def _data_file(data: Any) -> str:  # noqa: ANN401  (of an optional package, or a
         )
     if not isinstance(data, datasets.Dataset):
         raise ConfigError(
-            f"data: {kind_of(data)}; give a datasets.Dataset (of a DatasetDict one split; "
-            "of a stream Dataset.from_generator), a pandas frame, a list of dictionaries or a "
+            f"data: {kind_of(data)}; give a datasets.Dataset (one split of a DatasetDict; "
+            "Dataset.from_generator for a stream), a pandas frame, a list of dictionaries or a "
             "partitioner of flwr-datasets; a path belongs in data.source"
         )
     _check_rows(data)
@@ -118,7 +118,7 @@ def _data_file(data: Any) -> str:  # noqa: ANN401  (of an optional package, or a
 
 def _check_rows(data: Any) -> None:  # noqa: ANN401
     if not len(data):
-        raise ConfigError("data: holds no rows; give one a text, with its user")
+        raise ConfigError("data: holds no rows; give one row per text, with its user")
 
 
 def _line(number: int, row: object) -> str:
@@ -140,11 +140,11 @@ def _model_folder(model: object, tokenizer: object) -> str:
 
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"model: {kind_of(model)}; give a transformers.PreTrainedModel (of a PeftModel "
+            f"model: {kind_of(model)}; give a transformers.PreTrainedModel (for a PeftModel, "
             "the result of merge_and_unload()); a path belongs in model.name_or_path"
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ConfigError(f"tokenizer: {kind_of(tokenizer)}; give one of transformers")
+        raise ConfigError(f"tokenizer: {kind_of(tokenizer)}; give a tokenizer of transformers")
     opened = str(getattr(model.config, "_name_or_path", "") or "")
     start = promise_folder(opened) if opened else None
 
@@ -152,17 +152,17 @@ def _model_folder(model: object, tokenizer: object) -> str:
         with quietly():
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        if start is not None:  # earlier training counts, whatever was done to the weights since
+        if start is not None:  # the promise of earlier training also covers changed weights
             shutil.copyfile(start / PROMISE, folder / PROMISE)
 
     return _kept("model", save, files.shown_name(opened).split("/")[-1] or "model")
 
 
 def _kept(kind: str, save: Callable[[Path], object], name: str) -> str:
-    """Let `save` write into a folder `name` of the cache, below a digest of its content, once.
+    """Let `save` write a folder `name` in the cache under a digest of its content; return it.
 
-    The digest is keyed: run folders hold the path, and a reader with a guess of the text could
-    compare a plain digest.
+    The digest is keyed. Run folders hold the path, so a plain digest would let a reader test a
+    guess of the text.
     """
     root = files.writable_cache_dir() / "given"
     root.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""run.json: the format of a run folder, its versions and sources, and the id of its secret seed."""
+"""run.json: a run folder's format, package versions, sources, and the id of its secret seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_identity(path: Path, sources: Mapping[str, str], run_id: str | None) -
     """Write run.json.
 
     Args:
-        path: of the file.
+        path: path of run.json.
         sources: see `Materials.sources`.
         run_id: the id of the secret data seed, if the run has one.
     """
@@ -31,7 +31,7 @@ def read_identity(path: Path) -> dict[str, Any]:
     """Return the content of run.json; {} if there is none.
 
     Raises:
-        ConfigError: unreadable, or of a format that this fedsim does not know.
+        ConfigError: the file is unreadable or of an unsupported format.
     """
     if not path.exists():
         return {}
@@ -42,41 +42,41 @@ def read_identity(path: Path) -> dict[str, Any]:
         raise ConfigError(f"run {path}: cannot be read: {error!r}") from None
     if found != FORMAT:
         raise ConfigError(
-            f"run {path}: has format {found!r}, this fedsim reads {FORMAT}; train anew with "
-            "another --out, or open it with the fedsim that made it"
+            f"run {path}: has format {found!r}, this fedsim reads {FORMAT}; train again with "
+            "another --out, or open it with the fedsim version that wrote it"
         )
     return content
 
 
 def version_note(path: Path) -> str:
-    """Return a line on packages whose version changed since the run began; "" if none did."""
+    """Return a message on package versions that changed since the run began, or ""."""
     before, now = read_identity(path), _versions()
     changed = [
         f"{name} {before[name]} -> {now[name]}"
         for name in now
         if before.get(name, now[name]) != now[name]
     ]
-    words = "The run goes on with other versions than it began with: "
+    words = "The run continues with other versions than it began with: "
     return f"{words}{', '.join(changed)}" if changed else ""
 
 
 def mark_diverged(path: Path, reason: str) -> None:
-    """Put into run.json why the run ended, so that it never goes on."""
+    """Store in run.json that the run diverged, so that it cannot resume."""
     _write(path, {**read_json(path), "diverged": reason})
 
 
 def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) -> None:
-    """Raise `ConfigError` if a run was made from other sources than `now`.
+    """Raise `ConfigError` if the run in run.json used other sources than `now`.
 
     Args:
-        path: of run.json; without it nothing is known.
+        path: path of run.json; the check passes if it does not exist.
         now: see `Materials.sources`.
-        resumes: whether the run is to go on, for the error.
+        resumes: whether the run is being resumed, for the message.
     """
     before = read_identity(path).get("sources", now)
     if changed := " and ".join(sorted(name for name in now if before.get(name) != now[name])):
         begin = "--resume: " if resumes else ""
-        instead = ", or start another run with another --out" if resumes else ""
+        instead = ", or start a new run with another --out" if resumes else ""
         raise ConfigError(
             f"{begin}{changed} changed since the run in {path.parent} began, and the split into "
             f"training and held-out text depends on it; restore it{instead}"
@@ -84,7 +84,7 @@ def check_sources(path: Path, now: Mapping[str, str], *, resumes: bool = False) 
 
 
 def keep_seed(seed: int) -> str:
-    """Keep a secret seed outside of its run's folder, for its owner alone, and return its id."""
+    """Store a secret seed outside of the run folder, readable by its owner only; return its id."""
     run_id = uuid.uuid4().hex
     place = _place(run_id)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,16 +93,16 @@ def keep_seed(seed: int) -> str:
 
 
 def kept_seed(run_id: str, folder: Path) -> int:
-    """Return the seed that was kept for the run in `folder`.
+    """Return the stored seed of the run in `folder`.
 
     Raises:
-        ConfigError: it is not here (the message says where it should be), or the id is malformed.
+        ConfigError: this machine does not hold the seed, or the id is malformed.
     """
     try:
         return int(read_json(_place(uuid.UUID(run_id).hex))["seed"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
-            f"run {folder}: its noise is secure, so its secret seed is kept apart, and "
+            f"run {folder}: its noise is secure, so its secret seed is stored elsewhere, but "
             f"{_place(run_id)} does not hold it; copy that file from the machine of the run"
         ) from None
 

@@ -1,4 +1,4 @@
-"""Start a run from Python or the command line, on the grid that its config names."""
+"""Start a run from Python or the command line, on the grid of its config."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ def run(
     model: object = None,
     tokenizer: object = None,
 ) -> Run:
-    """Carry out a run, its server in this process, and return it.
+    """Do a whole run, with the server in this process, and return the finished run.
 
-    Its log is shown on standard error where the program has not set up logging itself.
+    The log goes to standard error unless the program has set up logging.
 
     Args:
-        config: a TOML file, its content as nested dictionaries, or a result of `load_config`.
-        out: the run folder, absent or empty unless `resume`; by default a new one in `runs/`.
-        resume: take up the run in `out` from its last checkpoint.
-        data: in place of `data.source`: a `datasets.Dataset`, a pandas frame, a list of
-            dictionaries, or a partitioner of flwr-datasets (its partitions are the users). A copy
-            is kept in fedsim's cache folder, beside its token store.
-        model: in place of `model.name_or_path`: a network of transformers; a copy is kept, too.
-        tokenizer: that of `model`.
+        config: path of a TOML file, its content as nested dictionaries, or a result of
+            `load_config`.
+        out: the run folder, absent or empty unless `resume`; by default a new folder in `runs/`.
+        resume: continue the run in `out` from its last checkpoint.
+        data: replaces `data.source`: a `datasets.Dataset`, a pandas frame, a list of dictionaries,
+            or a partitioner of flwr-datasets (its partitions are the users). fedsim keeps a copy
+            in its cache folder, beside the token store.
+        model: replaces `model.name_or_path`: a network of transformers; fedsim keeps a copy.
+        tokenizer: the tokenizer of `model`.
 
     Raises:
-        ConfigError: config or input is wrong; nothing was written.
+        ConfigError: invalid config or input; nothing was written.
         BudgetSpentError: the privacy budget ended first; model and report are written.
-        HaltedError: the strategy's own rule ended the run; model and report are written.
+        HaltedError: the strategy ended the run; model and report are written.
         DivergedError: parameters or the held-out loss are not finite; the report is written.
     """
     if not isinstance(config, Config) or data is not None or model is not None:
@@ -63,7 +64,7 @@ def run(
 
 @contextmanager
 def _logs_on_standard_error() -> Iterator[None]:
-    """Show the log of a run, which a notebook would not, unless the program set up logging."""
+    """Show fedsim's log on standard error, unless the program has set up logging."""
     ours = logging.getLogger("fedsim")
     if logging.root.handlers or ours.handlers or ours.level:
         yield
@@ -86,7 +87,7 @@ def _new_folder() -> Path:
 
 @contextmanager
 def open_grid(config: ExecutorConfig) -> Iterator[Grid]:
-    """Yield the grid that a config names; it ends with the block."""
+    """Yield the grid of the config; close it at the end of the block."""
     if config.grid == "in-process":
         yield InProcessGrid(resolve("client_apps", _CLIENT_APP, "executor.grid"))
         return

@@ -1,4 +1,4 @@
-"""run.log: the messages of fedsim's packages during a run, in rotating files."""
+"""run.log: messages of fedsim's packages during a run, in rotating files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 LOG = "run.log"
-LOGGER = "fedsim"  # every module of ours is below it
+LOGGER = "fedsim"  # parent of the loggers of all fedsim packages
 _BYTES, _BACKUPS = 2_000_000, 3
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class _Quiet(logging.handlers.RotatingFileHandler):
-    """One that neither ends a run nor fills standard error where its disk is full."""
+    """A handler that drops lines when its disk is full, without an error."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Drop the line."""
@@ -24,11 +24,11 @@ class _Quiet(logging.handlers.RotatingFileHandler):
 
 @contextmanager
 def run_log(folder: Path) -> Iterator[None]:
-    """Write the messages of fedsim's packages into `run.log` too while the block runs.
+    """Also write the messages of fedsim's packages to `run.log` while the block runs.
 
-    Appended to by a run that is taken up; at 2 MB it becomes `run.log.1`, and the oldest of three
-    goes. What others log (transformers, Ray, Flower) is not in it, nor any text of a user: fedsim's
-    messages hold none. It is no part of what a run repeats to the bit.
+    A resumed run appends to the file. At 2 MB it becomes `run.log.1`, and the oldest of three
+    backups is deleted. It has no messages of other packages (transformers, Ray, Flower) and no
+    user's text. Equal runs do not write equal logs.
     """
     handler = _Quiet(folder / LOG, maxBytes=_BYTES, backupCount=_BACKUPS, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -39,7 +39,7 @@ def run_log(folder: Path) -> Iterator[None]:
         yield
         _say(handler, logging.INFO, "ended")
     except BaseException as error:
-        # The type alone: words of an error may quote what it was about.
+        # Only the type: the message of an error may quote private text.
         _say(handler, logging.ERROR, f"ended by {type(error).__name__}")
         raise
     finally:
@@ -49,5 +49,5 @@ def run_log(folder: Path) -> Iterator[None]:
 
 
 def _say(handler: logging.Handler, level: int, words: str) -> None:
-    """Write a line into this log alone: standard error has its own."""
+    """Write a line to this log only, not to standard error."""
     handler.handle(logging.LogRecord("fedsim", level, __file__, 0, words, None, None))

@@ -1,4 +1,4 @@
-"""The README.md of a folder that is given away: metadata for the hub, promise, how to load it."""
+"""The model card (README.md) of a saved model: metadata for the hub, guarantee, how to load it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def model_card(
     adapter: bool,
     scores: CoveredScores | None = None,
 ) -> str:
-    """Return the card as Markdown with a YAML head; it has no number that ε does not cover.
+    """Return the card as Markdown with a YAML head; ε covers all of its numbers.
 
     Args:
-        config: of the run; paths on this machine stay out.
-        folder: of the saved model or adapter.
+        config: config of the run; the card omits paths on this machine.
+        folder: folder of the saved model or adapter.
         promise: the content of privacy.json.
-        adapter: whether the folder holds an adapter or a whole model.
-        scores: private ones, which that ε covers.
+        adapter: whether the folder holds an adapter instead of a whole model.
+        scores: private scores, which the ε covers.
     """
     model, source = config.model, config.data.source
     base = model.name_or_path
@@ -54,7 +54,7 @@ def model_card(
     licence = _licence(base)
     base_on_hub = base not in names("models") and not Path(base).expanduser().exists()
     data_on_hub = source not in BUILT_IN and not Path(source).expanduser().exists()
-    data = "the plays of Shakespeare" if source in BUILT_IN else "a data set that is on no hub"
+    data = "the plays of Shakespeare" if source in BUILT_IN else "a data set that is not on the hub"
     if data_on_hub:
         data = f"`{source}` on the Hugging Face hub"
     if config.data.recipe is not None:
@@ -90,11 +90,11 @@ def model_card(
 
 
 def settings(config: Config, *, without_start: bool = False) -> dict[str, Any]:
-    """Return the keys that training depends on, but for data and ε, which have their own places.
+    """Return the config keys of training, except data and privacy.
 
     Args:
-        config: of the run.
-        without_start: leave out where the model comes from, which may be a path.
+        config: config of the run.
+        without_start: omit the keys of the starting model, which may hold paths.
     """
     return config.model_dump(
         mode="json",
@@ -111,7 +111,7 @@ def settings(config: Config, *, without_start: bool = False) -> dict[str, Any]:
 
 
 def _licence(base: str) -> dict[str, Any]:
-    """Return the licence as the base model's own card states it, in the hub's keys."""
+    """Return the licence from the base model's own card, with the hub's keys."""
     path = Path(base).expanduser()
     found: dict[str, Any] = {}
     if path.exists():
@@ -119,14 +119,14 @@ def _licence(base: str) -> dict[str, Any]:
     else:
         folder = None if base in names("models") else hub_folder(base, "README.md")
     if folder is not None and (folder / "README.md").is_file():
-        with suppress(Exception):  # a card from elsewhere may hold anything
+        with suppress(Exception):  # the card may hold anything
             found = metadata_load(folder / "README.md") or {}
     kept = {key: found[key] for key in _LICENCE if isinstance(found.get(key), str)}
     if not kept.get("license_link", "https://").startswith("https://"):
-        del kept["license_link"]  # a file of the base's folder
+        del kept["license_link"]  # a file in the base model's folder
     return kept if "license" in kept else {"license": "unknown"}
 
 
 def _plain(text: str) -> str:
-    """Return text that may come from elsewhere as one line without HTML, links and pictures."""
+    """Return untrusted text as one line, with HTML, links and pictures escaped."""
     return re.sub(r"([\\<\[])", r"\\\1", " ".join(text.split()))

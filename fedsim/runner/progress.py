@@ -1,4 +1,4 @@
-"""A progress bar for people, log lines for everything else."""
+"""Progress of a run: a bar in a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger("fedsim")
 
 
 class CountProgress:
-    """A bar of rounds on standard error, where that is a terminal; else ten lines of a log.
+    """Shows finished rounds: a bar if standard error is a terminal, else ten log lines.
 
-    A round may take hours: every half minute has a line.
+    Because a round may take hours, a further line follows every half minute.
     """
 
     def __init__(self, title: str, rounds: int, done: int = 0) -> None:
@@ -35,7 +35,7 @@ class CountProgress:
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, note="")
         self._title, self._rounds, self._done, self._first = title, rounds, done, done
-        self._started = self._began = time.monotonic()  # of all rounds, and of the next
+        self._started = self._began = time.monotonic()  # start of all rounds, of the current one
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -50,7 +50,7 @@ class CountProgress:
         self._progress.stop()
 
     def advance(self, *_: object) -> None:
-        """Count one more, as `train` asks for it after each round."""
+        """Count one more round."""
         self._count()
         tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
         if self._progress.disable and tenths[0] != tenths[1]:
@@ -67,7 +67,7 @@ class CountProgress:
         return f"{self._title}: {now} {seconds:.0f} s{self._left(seconds)}"
 
     def _left(self, running: float) -> str:
-        """Return the time left in words; "" before a round is done."""
+        """Return the estimated time left in words; "" before the first round is done."""
         if self._done == self._first:
             return ""
         each = (self._began - self._started) / (self._done - self._first)
@@ -76,7 +76,7 @@ class CountProgress:
 
 
 class RoundProgress(CountProgress):
-    """Shows the last held-out loss too, in a log a line for each that was computed."""
+    """Also shows the last held-out loss; in a log, one line per evaluation."""
 
     def advance(self, line: RoundMetrics) -> None:  # type: ignore[override]
         """Show one more round."""

@@ -1,4 +1,4 @@
-"""Upload of a run's adapter or model to the Hugging Face hub, with its card and its promise."""
+"""Upload a run's adapter or model to the Hugging Face hub, with its card and privacy.json."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _WRITTEN = (  # by fedsim, transformers and peft
 
 @dataclass(frozen=True)
 class Parcel:
-    """The files of one folder that are uploaded.
+    """The files to upload.
 
     Attributes:
         folder: model/ or adapter/ of a run.
-        files: its files, by name.
-        statement: the promise in its privacy.json, and that of its start.
-        note: on an adapter whose base nobody else has; else empty.
+        files: files of the folder to upload, sorted by name.
+        statement: the guarantees in its privacy.json, of the run and of the starting model.
+        note: warning on an adapter with a base model that is not on the hub; else empty.
     """
 
     folder: Path
@@ -36,14 +36,14 @@ class Parcel:
 
 
 def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
-    """Return the files that `fedsim push` uploads: the adapter, or the model where there is none.
+    """Return the files that `fedsim push` uploads: the adapter, or the model if there is none.
 
     Args:
-        run_dir: of a finished run.
-        merged: the whole model, even where there is an adapter.
+        run_dir: folder of a finished run.
+        merged: take the whole model, even if there is an adapter.
 
     Raises:
-        ConfigError: the run is not finished, or its promise does not verify.
+        ConfigError: the run is not finished, or its privacy.json does not verify.
     """
     run = RunFolder(run_dir)
     run.check_there()
@@ -61,14 +61,14 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
     note, base = "", run.read_config().model.name_or_path
     if folder == run.adapter and (base in names("models") or Path(base).expanduser().exists()):
         note = (
-            f"The adapter's base, {shown_name(base)}, is on no hub: an adapter alone cannot be "
-            "opened. --merged sends the whole model."
+            f"The adapter's base, {shown_name(base)}, is not on the hub: an adapter alone cannot "
+            "be opened. --merged sends the whole model."
         )
     return Parcel(folder, tuple(files), f"{content['statement']} {origin(content)}".rstrip(), note)
 
 
 def send(found: Parcel, repo: str, *, public: bool) -> str:
-    """Upload as one commit and return its address; the repository is made where there is none.
+    """Upload as one commit and return its address; create the repository if needed.
 
     Raises:
         ConfigError: the hub refuses or cannot be reached.
@@ -82,10 +82,10 @@ def send(found: Parcel, repo: str, *, public: bool) -> str:
             repo_id=repo,
             folder_path=found.folder,
             allow_patterns=[path.name for path in found.files],
-            delete_patterns=list(_WRITTEN),  # of an older model there, which would be opened too
-            commit_message="A model trained by fedsim, with its promise",
+            delete_patterns=list(_WRITTEN),  # files of an older model would be loaded too
+            commit_message="Upload a model trained by fedsim, with its privacy guarantee",
         )
-    except Exception as error:  # the client and what it builds on have errors of many kinds
+    except Exception as error:  # the hub's client raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"REPO = {repo!r}: the hub cannot be reached or refuses: {reason}; log in with "

@@ -1,4 +1,4 @@
-"""Save the trained model, and check that the saved one computes the same losses."""
+"""Save the trained model, and check that the saved model computes the same losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.tensors import Tensors
 from fedsim.utils.files import folder_beside, naming, rename_synced, sync_all
 
 _EXAMPLES = 32
-# Of an example's nats: merging adapters rounds weights, and kernels sum in another order.
+# Relative tolerance of an example's nats: merging rounds weights, and kernels sum in another order.
 _RELATIVE = 1e-3
 
 
@@ -27,18 +27,18 @@ def save_model(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
 
 
 def save_adapter(model: LanguageModel, parameters: Tensors, folder: Path) -> None:
-    """Save what was trained as an adapter of peft, where the model `is_adapter`; see `_save`."""
+    """Save the trained parameters as a peft adapter, if the model `is_adapter`; see `_save`."""
     if getattr(model, "is_adapter", False):
         _save(lambda new: cast(AdapterModel, model).save_adapter(parameters, new), folder)
 
 
 def _save(write: Callable[[Path], None], folder: Path) -> None:
-    """Write into a hidden folder beside `folder`, and rename that when it is on the disk.
+    """Write to a hidden folder beside `folder`, sync it, then rename it to `folder`.
 
-    A folder that is there already makes way first: for a moment there is none, never a mixture.
+    An existing folder is moved away first. So for a moment there is no folder, but never a mixture.
 
     Raises:
-        OSError: the disk is full or cannot be written; it names `folder`.
+        OSError: the disk is full or cannot be written; the message names `folder`.
     """
     with naming(folder), folder_beside(folder) as new:
         write(new)
@@ -61,35 +61,35 @@ def check_served(
     """Compare the log-likelihoods of a few examples under three sets of weights.
 
     Args:
-        model: the one that was trained; its initial parameters are where training began.
-        parameters: what was trained.
-        saved: what was written, read back.
-        store: holds the examples.
-        examples: any; the first few are taken, and with none there is nothing to compare.
+        model: the trained network; its initial parameters are those before training.
+        parameters: the trained parameters.
+        saved: the saved model, read back.
+        store: token store of the examples.
+        examples: indices of examples; the first few are used. Without examples nothing is checked.
 
     Raises:
-        SavedModelError: the folder holds other weights than were trained, or what was trained has
-            no effect on the network's output.
+        SavedModelError: the saved weights differ from the trained weights, or the trained
+            parameters have no effect on the network's output.
     """
     some = examples[:_EXAMPLES]
     if not len(some):
         return
     trained = score_examples(model, parameters, store, some).nats
     if not np.isfinite(trained).all():
-        return  # a diverged model: nothing to compare, and its evaluation says so
+        return  # a diverged model, which the evaluation reports
     served = score_examples(saved, saved.initial_parameters(), store, some).nats
     if not np.allclose(trained, served, rtol=_RELATIVE, atol=_RELATIVE, equal_nan=True):
         distance = float(np.abs(trained - served).max())
         raise SavedModelError(
-            f"an example's log-likelihood under what the run saved (model/, or adapter/ on its "
-            f"base) is {distance:.3g} nats away from that under the trained weights: what is "
-            "saved does not hold what was trained"
+            f"an example's log-likelihood under the saved weights (model/, or adapter/ on its "
+            f"base) differs by {distance:.3g} nats from that under the trained weights: the saved "
+            "model is not the trained model"
         )
     start = model.initial_parameters()
     if all(torch.equal(start[name], value.cpu()) for name, value in parameters.items()):
         return
     if np.array_equal(score_examples(model, start, store, some).nats, trained):
         raise SavedModelError(
-            "the trained parameters differ from the starting ones and yet every log-likelihood "
-            "is the same: the network does not use what model.trainable and model.lora_rank chose"
+            "the parameters changed in training, but no log-likelihood changed: the network does "
+            "not use the parameters that model.trainable and model.lora_rank chose"
         )

@@ -1,11 +1,11 @@
-"""The Flower ServerApp of `flwr run`, with `context.run_config` for what to do.
+"""The Flower ServerApp of `flwr run`; its options come from `context.run_config`.
 
 | key           | meaning                                                            |
 |---------------|--------------------------------------------------------------------|
 | `config`      | absolute path of the TOML config                                   |
-| `folder`      | where relative paths in it, and `out`, begin; by default its own   |
+| `folder`      | base of the config's relative paths and `out`; default: its folder |
 | `out`         | the run folder; by default `runs/` and the name of the config file |
-| `resume`      | whether to take up the run in that folder                          |
+| `resume`      | whether to continue the run in that folder                         |
 | `workers`     | nodes to wait for before the first round; 0: `executor.workers`    |
 """
 
@@ -30,15 +30,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carry out the run that the run config names."""
+    """Do the run of the run config."""
     options = context.run_config
     if not options.get("config"):
         raise ConfigError("run config: give config, the path of a TOML file")
     path = Path(str(options["config"])).absolute()
     _show_progress()
-    collect_garbage_rarely()  # Flower's process is for this run alone
+    collect_garbage_rarely()  # Flower's process serves only this run
     config = load_config(path)
-    with suppress(OSError):  # the caller's folder, which another machine may not have
+    with suppress(OSError):  # another machine may lack the caller's folder
         os.chdir(str(options.get("folder") or path.parent))
     out = Path(str(options.get("out") or Path("runs") / path.stem))
     wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))
@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _show_progress() -> None:
-    """Let fedsim's log lines through: a process of Flower's has not set that up."""
+    """Show fedsim's log lines, because Flower's process has no logging set up."""
     log = logging.getLogger("fedsim")
     if not log.hasHandlers():
         log.setLevel(logging.INFO)

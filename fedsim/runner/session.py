@@ -1,4 +1,4 @@
-"""One run, from its config to its report: `execute`, then `_Session` from top to bottom."""
+"""One run, from config to report: read `execute`, then `_Session` from top to bottom."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ from fedsim.utils.machine import give_back_freed_memory, keep_freed_memory
 
 log = logging.getLogger("fedsim")
 
-_PROBED = 64  # tokens of a made-up text
+_PROBED = 64  # maximum tokens of the made-up text
 
 
 def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> Path:
-    """Carry out a whole run over a grid and return its folder.
+    """Do a whole run over a grid and return its folder.
 
-    Errors of the config are found before the folder is made.
+    Errors in the config are raised before the folder is made.
 
     Raises:
-        ConfigError: config or input is wrong, or `out` is taken (or, resuming, of another run), or
-            another process is writing into it.
-        BudgetSpentError: the budget ended before the rounds did; model and report are written.
+        ConfigError: config or input is invalid; or `out` is in use, exists already, or (to resume)
+            holds another run.
+        BudgetSpentError: the budget ended before the last round; model and report are written.
         HaltedError: the strategy ended the run; model and report are written.
-        DivergedError: parameters or held-out loss are not finite; a report says so.
+        DivergedError: parameters or held-out loss are not finite; a report is written.
     """
     keep_freed_memory()
     folder = RunFolder(out)
@@ -84,7 +84,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     trackers = find_trackers(config.training.trackers)
     materials = materials_of(config, folder.data_seed(config))
     for words in notes(config.data, materials.store):
-        log.warning("%s", words)  # on the terminal alone: it shows names
+        log.warning("%s", words)  # before run.log opens, because the notes show user names
     plan = build_plan(config, materials)
     folder.check_more_rounds(config, plan)
     device = _device(config)
@@ -93,15 +93,15 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     search = config.privacy.search
     if search is not None and not (search.trial is not None and folder.identity.exists()):
         raise ConfigError(
-            f"privacy.search.trial = {search.trial}: a run of a search, which `fedsim tune` "
-            "begins and pays for; to train by itself, remove privacy.search"
+            f"privacy.search.trial = {search.trial}: a run of a search, which only `fedsim tune` "
+            "starts and charges; to train a single run, remove privacy.search"
         )
     account = None if search is not None else shared_account(config.privacy.shared, plan)
     with sole_writer(out), run_log(out):
         if (diverged := folder.diverged()) is not None:
             raise DivergedError(diverged)
         if folder.report.exists() and search is not None:
-            return out  # to save the model again would take its promise away
+            return out  # saving the model again would remove its promise
         session = _Session(config, folder, materials, plan, trackers, account)
         with session.interrupts:
             try:
@@ -124,7 +124,7 @@ def _device(config: Config) -> str:
 
 
 def _warn(config: Config, materials: Materials, plan: RoundPlan) -> None:
-    """Log dropped rows, a δ that promises nothing, and parameters without effect."""
+    """Log dropped rows, a δ that is too large, and parameters without effect."""
     dropped = {why: count for why, count in materials.store.manifest["dropped"].items() if count}
     if dropped:
         listed = ", ".join(f"{why}: {count:,}" for why, count in dropped.items())
@@ -144,16 +144,16 @@ def _warn(config: Config, materials: Materials, plan: RoundPlan) -> None:
 
 
 def warn_unused_parameters(model: LanguageModel, sequence_length: int) -> None:
-    """Log trained parameters on which no logit of a made-up text depends.
+    """Log trained parameters without effect on the logits of a made-up text.
 
     Raises:
-        ConfigError: the network gives no gradient at all.
+        ConfigError: the network gives no gradient.
     """
     try:
         unused = unused_parameters(model, min(sequence_length, _PROBED))
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a network that was made for something else raises anything
+    except Exception as error:  # a network that is no language model may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"model.name_or_path = {model.name!r}: its network gives no gradient: "
@@ -161,8 +161,8 @@ def warn_unused_parameters(model: LanguageModel, sequence_length: int) -> None:
         ) from error
     if unused:
         log.warning(
-            "model.trainable: no logit of a made-up text depends on %s%s; if none ever does, noise "
-            "alone moves it: leave it out",
+            "model.trainable: the logits of a made-up text do not depend on %s%s; if this holds "
+            "for all texts, only noise changes these parameters: leave them out",
             ", ".join(unused[:8]),
             ", ..." if len(unused) > 8 else "",
         )
@@ -171,17 +171,17 @@ def warn_unused_parameters(model: LanguageModel, sequence_length: int) -> None:
 def write_promise(
     folder: RunFolder, config: Config, plan: RoundPlan, state: ServerState, report: RunReport
 ) -> None:
-    """Write the promise and a card into the folders of a run that are given away."""
+    """Write privacy.json and a model card into `model/` and `adapter/`, if they exist."""
     terms = privacy_terms(config, plan, state)
     costs = state.ledger.costs if plan.noise_multiplier > 0.0 else []
-    for given in (folder.model, folder.adapter):
-        if given.exists():
-            content = promise(given, terms, costs, plan.relation, report.privacy.assumptions)
-            adapter, scores = given == folder.adapter, report.private_scores
-            card = model_card(config, given, content, adapter=adapter, scores=scores)
+    for saved in (folder.model, folder.adapter):
+        if saved.exists():
+            content = promise(saved, terms, costs, plan.relation, report.privacy.assumptions)
+            adapter, scores = saved == folder.adapter, report.private_scores
+            card = model_card(config, saved, content, adapter=adapter, scores=scores)
             text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-            write_atomically(given / NAME, text)
-            write_atomically(given / "README.md", card)
+            write_atomically(saved / NAME, text)
+            write_atomically(saved / "README.md", card)
 
 
 @dataclass
@@ -194,19 +194,19 @@ class _Session:
     plan: RoundPlan
     trackers: Mapping[str, TrackerFactory]
     account: SharedAccount | None
-    tell: Callable[[RoundMetrics], None] = field(init=False)  # to the trackers, once open
+    tell: Callable[[RoundMetrics], None] = field(init=False)  # sends a line to the open trackers
     state: ServerState = field(init=False)
     interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
     final: Evaluation | None = field(init=False, default=None)
-    line: RoundMetrics = field(init=False)  # of the last round, evaluated or not
+    line: RoundMetrics = field(init=False)  # the last round's metrics, evaluated or not
     saved: int = field(init=False, default=-1)  # the round whose state and line are on disk
-    moments: bool = field(init=False, default=False)  # whether the state came with any
-    warned: bool = field(init=False, default=False)  # of updates that are not finite
-    losses: dict[int, float] = field(init=False, default_factory=dict)  # held-out, by round
+    moments: bool = field(init=False, default=False)  # whether `state` had optimizer state
+    warned: bool = field(init=False, default=False)  # whether it warned of non-finite updates
+    losses: dict[int, float] = field(init=False, default_factory=dict)  # held-out loss by round
 
     def run(self, grid: Grid, device: str) -> None:
-        """Begin or take up the run and train to its end."""
+        """Begin or resume the run and train to its end."""
         folder, materials, repeats = self.folder, self.materials, self.plan.draws.repeat
         folder.begin(self.config, materials.sources, materials.seed)
         if note := version_note(folder.identity):
@@ -215,7 +215,7 @@ class _Session:
         if self.account is not None:
             self.account.check_holds(charged)
         resumed = folder.take_up(repeats=repeats)
-        # A kill before the first checkpoint loses rounds, never charges.
+        # A kill before the first checkpoint loses rounds, but keeps their charges.
         start = ServerState(0, materials.model.initial_parameters())
         self.state = resumed or (start if repeats else replace(start, ledger=charged))
         if resumed is not None:
@@ -224,7 +224,7 @@ class _Session:
             with self._keeping():
                 self._complete()
         shown = tracking(self.trackers, folder.path, self.config, self._terms)
-        with shown as self.tell, self._keeping():  # before trackers close, which may take long
+        with shown as self.tell, self._keeping():  # saves before trackers close, which may be slow
             if resumed is None:
                 self._write(self._first_line())
             self._train(grid, device)
@@ -250,37 +250,37 @@ class _Session:
             )
 
     def _before_round(self, state: ServerState) -> None:
-        """Charge the round where runs share a budget, and hold signals back until it is done.
+        """Defer signals until the round is done, and charge it in a shared ledger.
 
-        Interrupted between its charge and its release, a round would be paid for twice.
+        An interrupt between charge and release would make the run pay for the round twice.
         """
         self.interrupts.hold()
         self._charge_shared(state)
 
     def _charge_shared(self, state: ServerState) -> None:
-        """Charge the round in the ledger that other runs share, before anything of it is done."""
+        """Charge the round in the shared ledger, if there is one, before the round starts."""
         if self.account is not None:
             plan, rounds_left = self.plan, self.config.strategy.rounds - state.round
-            ahead = [(plan.cost, rounds_left), *plan.scores_after(state.round)]
+            upcoming = [(plan.cost, rounds_left), *plan.scores_after(state.round)]
             self.account.charge(
-                state.round, plan.cost, plan.draws.release_id, ahead, own=state.ledger
+                state.round, plan.cost, plan.draws.release_id, upcoming, own=state.ledger
             )
 
     def _on_round(self, state: ServerState, record: RoundRecord) -> RoundMetrics:
-        """Score, evaluate and write down a round; see `_keep_last` for errors on the way."""
+        """Score, evaluate and save a round; `_keep_last` handles errors in between."""
         self.state, self.moments = state, bool(state.optimizer_state)
         self.line = RoundMetrics.model_validate({"round": state.round, **record.to_json()})
-        self.folder.write_ledger(state.ledger)  # first: nothing of the round is on disk before it
+        self.folder.write_ledger(state.ledger)  # before any other file of the round
         self.interrupts.release()
         self._score()
         if self._is_last(state):
-            self._keep()  # whatever ends the process now, there is no model without its checkpoint
+            self._keep()  # the checkpoint comes before the model, in case the process ends now
         self._write(self._evaluated())
         if record.num_non_finite and not self.warned:
             self.warned = True
             log.warning(
                 "round %d: %d of %d updates had a NaN or an infinity and counted as zero; "
-                "metrics.jsonl has the number of each round (not protected by the privacy "
+                "metrics.jsonl has this number for each round (not protected by the privacy "
                 "guarantee)",
                 state.round,
                 record.num_non_finite,
@@ -291,7 +291,7 @@ class _Session:
         return self.line
 
     def _complete(self) -> None:
-        """Score and evaluate the last round, if the run was cut off before that."""
+        """Score and evaluate the last round, if an interrupt prevented that."""
         self.saved, self.moments = self.state.round, bool(self.state.optimizer_state)
         self.line = RoundMetrics.model_validate(self.folder.read_metrics()[-1])
         before = self.line
@@ -303,7 +303,7 @@ class _Session:
             self._check(self.line)
 
     def _score(self) -> None:
-        """Release the private scores that are due, once charged, if the line has none yet."""
+        """Charge and release private scores if they are due and the line has none."""
         plan, config, state = self.plan, self.config.training.private_evaluation, self.state
         due = state.round in plan.score_rounds and self.line.private_scores is None
         if config is None or not due:
@@ -328,7 +328,7 @@ class _Session:
         self.saved = -1
 
     def _evaluated(self) -> RoundMetrics:
-        """Return the line of the last round, with ε and held-out scores where they are due."""
+        """Return the last round's metrics, with ε and held-out scores if they are due."""
         due = self.state.round % self.config.training.evaluate_every == 0
         if not (due or self._is_last(self.state)):
             return self.line
@@ -353,7 +353,7 @@ class _Session:
         return RoundMetrics(round=0, epsilon=epsilon, held_out=self._held_out(self.state))
 
     def _write(self, line: RoundMetrics) -> None:
-        if self.saved == line.round:  # its place is taken by one that lacks the evaluation
+        if self.saved == line.round:  # the file has this line without the evaluation
             self._write_last(line)
         else:
             self.folder.append_metrics(line.model_dump_json(exclude_none=True))
@@ -363,11 +363,11 @@ class _Session:
 
     def _check(self, line: RoundMetrics) -> None:
         self._watch(line)
-        if self.plan.search is None:  # in a search it would be a choice that no ε pays for
+        if self.plan.search is None:  # in a search, ε would not cover this stop
             check_held_out(line, self.materials)
 
     def _watch(self, line: RoundMetrics) -> None:
-        """Warn, once a run, where held-out loss has risen for three evaluations."""
+        """Warn once per run if held-out loss has risen for three evaluations."""
         known = has_risen([*self.losses.values()])
         if line.held_out is not None:
             self.losses[line.round] = line.held_out.loss
@@ -382,9 +382,9 @@ class _Session:
             )
 
     def _held_out(self, state: ServerState) -> HeldOut:
-        """Evaluate; the last state is saved first and scored as read back from `model/`.
+        """Evaluate; the last state is saved first and read back from disk.
 
-        So the reported final utility is that of the files that people will load.
+        So the reported final utility is that of the saved files.
         """
         if self._is_last(state):
             return as_held_out(self._evaluate_saved(state))
@@ -406,7 +406,7 @@ class _Session:
         if self.config.model.merged:
             save_model(self.materials.model, state.model, self.folder.model)
         save_adapter(self.materials.model, state.model, self.folder.adapter)
-        give_back_freed_memory()  # of the rounds, which are over: another network is opened
+        give_back_freed_memory()  # the rounds are over; the next line loads a second network
         try:
             saved = load_model(
                 self.folder.served(self.config),
@@ -415,8 +415,8 @@ class _Session:
             )
         except ConfigError as error:
             raise SavedModelError(
-                f"the saved model cannot be opened (the `save` of a plug-in must write what its "
-                f"loader reads, and a config.json that names it): {error}"
+                "the saved model cannot be opened (a plug-in's `save` must write files for its "
+                f"loader, and a config.json that names the loader): {error}"
             ) from error
         store, split = self.materials.store, self.materials.split
         some = split.held_out_examples if len(split.held_out_examples) else split.train_examples
@@ -431,22 +431,22 @@ class _Session:
         try:
             yield
         except DivergedError:
-            raise  # such a run never goes on
+            raise  # a diverged run cannot resume
         except BaseException:
             self._keep_last()
             raise
 
     def _keep_last(self) -> None:
-        """Save the last state before an error ends the run: taken up, it makes no round again.
+        """Save the last state before an error ends the run, so that a resume repeats no round.
 
-        Not in the middle of a step, which overwrites the optimizer's moments: the state before it
-        is gone, and the one after it not there yet.
+        In the middle of a server step this is impossible: the step overwrites the optimizer's
+        moments, so neither the old nor the new state is complete.
         """
-        state: ServerState | None = getattr(self, "state", None)  # none before it has begun
+        state: ServerState | None = getattr(self, "state", None)  # None before the run begins
         if state is None or state.round in (0, self.saved):
             return
         if self.moments and not state.optimizer_state:
-            log.warning("the error came in the middle of a step: --resume begins before it")
+            log.warning("the error came in the middle of a server step: --resume repeats the round")
             return
         self.interrupts.hold()
         try:
@@ -457,13 +457,13 @@ class _Session:
                     raise
                 self._keep()
             log.info("the state after round %d is saved", state.round)
-        except Exception as error:  # what ends the run is said, not this
+        except Exception as error:  # log it; the first error is the one to raise
             reason = disk_message(error) or f"{type(error).__name__}: {error}"
-            log.warning("round %d is lost, --resume makes it again: %s", state.round, reason)
+            log.warning("round %d is lost, --resume repeats it: %s", state.round, reason)
         self.interrupts.release()
 
     def _keep(self) -> None:
-        """Write down ledger, line and state of the last round; its line may lack an evaluation."""
+        """Save ledger, metrics and state of the last round; an evaluation may be missing."""
         self.folder.write_ledger(self.state.ledger)
         self._write_last(self.line)
         self._save()
@@ -473,7 +473,7 @@ class _Session:
         self.folder.write_metrics([*earlier, json.loads(line.model_dump_json(exclude_none=True))])
 
     def _make_room(self) -> bool:
-        """Remove the checkpoint that the next one would replace; not the only one."""
+        """Delete the oldest checkpoint if the next one would; never the only one."""
         old = checkpoints_in(self.folder.checkpoints)
         replaced = len(old) >= max(2, self.config.training.keep_checkpoints)
         if replaced:
@@ -491,11 +491,11 @@ class _Session:
         return self.folder.read_seconds() + time.monotonic() - self.started
 
     def finish(self, ended: HaltedError | DivergedError | BudgetSpentError | None = None) -> None:
-        """Write the model, unless the last round already did, or it diverged, and the reports.
+        """Write the reports, and the model unless it is written already or the run diverged.
 
-        A halt, a divergence and the end of a shared budget tell by their round something that no
-        noise covers, or that others decided after looking at this run. Then ε is of all planned
-        rounds; after a halt or a divergence the ledgers hold them too.
+        The round of a halt or a divergence depends on private text without noise. The end of a
+        shared budget may depend on choices that others made after looking at this run. In these
+        cases ε counts all planned rounds; after a halt or a divergence, the ledgers count them too.
         """
         until: int | None = None
         if isinstance(ended, HaltedError | DivergedError | SharedBudgetSpentError):
@@ -516,16 +516,17 @@ class _Session:
             ended=ended,
             charged_until=until,
         )
-        if self.plan.search is None:  # of the runs of a search the winner alone is paid for
+        if self.plan.search is None:  # in a search only the winner gets a promise
             write_promise(self.folder, self.config, self.plan, self.state, report)
         write_reports(self.folder.path, report)
         if worse := worse_text(report):
             log.warning("%s", worse)
 
     def _charge_planned(self, *, write: bool) -> int:
-        """Charge all planned rounds and scores, and return the round that they end with.
+        """Charge all planned rounds and scores; return the last charged round.
 
-        Its own budget may end before the last. In the ledgers only if `write`, and once.
+        It can be earlier than planned, if the run's own budget ends first. Only with `write` are
+        the ledgers on disk charged.
         """
         rounds, budget = self.config.strategy.rounds, self._budget()
         plan, state = self.plan, self.state
@@ -534,7 +535,7 @@ class _Session:
         self.state = replace(state, ledger=planned(state, plan, rounds))
         if not write:
             return rounds
-        with suppress(BudgetSpentError):  # then nothing is left that could be charged
+        with suppress(BudgetSpentError):  # the shared budget has nothing left to charge
             for round in range(state.round, rounds):
                 self._charge_shared(replace(state, round=round))
             if self.account is not None and plan.search is None:
@@ -545,7 +546,7 @@ class _Session:
 
     @property
     def _terms(self) -> str:
-        """The terms that an ε of this run is said with; "" without a guarantee."""
+        """The terms to state with an ε of this run; "" without a guarantee."""
         return epsilon_terms(self.plan, self.config)
 
     def _budget(self) -> Budget | None:
@@ -555,7 +556,7 @@ class _Session:
         return Budget(privacy.epsilon, privacy.delta, plan.accountant, plan.relation)
 
     def _epsilon(self) -> float | None:
-        """Return ε of all charges so far; one price of a whole run is charged at its start."""
+        """Return the ε of all charges so far; the cost of a whole run is charged at its start."""
         delta, plan = self.config.privacy.delta, self.plan
         if plan.noise_multiplier == 0.0 or delta is None:
             return None

@@ -1,7 +1,7 @@
-"""A ledger that several runs on the same people share: together they keep one (ε, δ).
+"""A ledger that several runs on the same people share, with one (ε, δ) for all of them.
 
-The rule is a Rényi filter at one order (`fedsim.accounting.privacy_filter`), which also covers runs
-that were chosen after looking at earlier ones. The file is changed under a lock beside it.
+A Rényi filter at one order (`fedsim.accounting.privacy_filter`) allows or refuses each release. It
+also covers runs that were chosen after looking at earlier runs. A lock file protects the ledger.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class SharedLedger:
     """The content of a ledger file.
 
     Attributes:
-        epsilon: the budget of all releases together.
-        delta: of the budget.
+        epsilon: ε of all releases together.
+        delta: δ of all releases together.
         relation: the neighbouring relation of all runs.
-        order: of the Rényi filter, fixed before the first release.
-        ledger: every release of every run.
+        order: order of the Rényi filter, fixed before the first release.
+        ledger: all releases of all runs.
     """
 
     epsilon: float
@@ -56,7 +56,7 @@ class SharedLedger:
 
     @property
     def terms(self) -> tuple[float, float, Relation]:
-        """ε, δ and relation: all runs must state the same."""
+        """ε, δ and relation, which must be equal in all runs."""
         return self.epsilon, self.delta, self.relation
 
     def to_json(self) -> dict[str, Any]:
@@ -75,15 +75,15 @@ def read_shared(path: Path) -> SharedLedger:
     """Read a shared ledger.
 
     Raises:
-        ConfigError: the file cannot be read, or is no shared ledger of this version. It stops a
-            run: it must not be taken for an empty ledger.
+        ConfigError: the file cannot be read, or is no shared ledger of this version. It must not
+            count as an empty ledger.
     """
     try:
         data = read_json(path)
         if data.get("version") != _VERSION or "order" not in data:
             raise ValueError(
-                "not a shared ledger of this fedsim; give a file that runs share, or to begin one "
-                "a name that is not there yet"
+                "not a shared ledger of this fedsim; give a shared ledger, or a new name to begin "
+                "one"
             )
         relation, ledger = Relation(data["relation"]), Ledger.from_json(data["ledger"])
         epsilon, delta, order = (float(data[key]) for key in ("epsilon", "delta", "order"))
@@ -97,10 +97,10 @@ class SharedAccount:
     """One run's access to a ledger file.
 
     Attributes:
-        path: of the file; the first release of all makes it.
-        epsilon: the budget as this run's config states it.
-        delta: as `epsilon`.
-        relation: of this run.
+        path: path of the file; the first release creates it.
+        epsilon: shared ε in this run's config.
+        delta: shared δ in this run's config.
+        relation: neighbouring relation of this run.
     """
 
     path: Path
@@ -109,7 +109,9 @@ class SharedAccount:
     relation: Relation
 
     def read(self, planned: Composition = ()) -> SharedLedger:
-        """Return the content of the file; of a new one, with the best order for what is planned.
+        """Return the content of the file; if there is none, an empty ledger.
+
+        A new ledger gets the best order for the planned releases.
 
         Raises:
             ConfigError: the file cannot be read, or has another budget.
@@ -120,24 +122,24 @@ class SharedAccount:
         shared = read_shared(self.path)
         if shared.terms != terms:
             raise ConfigError(
-                f"privacy.shared: {self.path} keeps ε = {shared.epsilon:g} at δ = {shared.delta:g} "
-                f"under {shared.relation.value}, this config says {self.epsilon:g}, "
+                f"privacy.shared: {self.path} has ε = {shared.epsilon:g} at δ = {shared.delta:g} "
+                f"under {shared.relation.value}, this config has {self.epsilon:g}, "
                 f"{self.delta:g}, {self.relation.value}; runs that share a ledger share its budget"
             )
         return shared
 
     def check_holds(self, own: Ledger) -> None:
-        """Raise `ConfigError` where a run was charged and the file has none of its releases.
+        """Raise `ConfigError` if the run has charged releases but the file has none of them.
 
-        A file that is gone, or another in its place, would give the budget out a second time.
+        If the file were missing or replaced, the budget would be spent a second time.
         """
         ids = {item.release for item in own.items}
         held = self.read().ledger.items if self.path.exists() else ()
         if ids and not any(item.release in ids for item in held):
             raise ConfigError(
                 f"privacy.shared.ledger = {str(self.path)!r}: holds no release of this run, which "
-                "was charged in a file of this name; put that file back, or resume from the folder "
-                "that the run was begun in"
+                "has charged releases to a file of this name; restore that file, or resume from "
+                "the folder in which the run began"
             )
 
     def charge(
@@ -148,19 +150,19 @@ class SharedAccount:
         planned: Composition = (),
         own: Ledger = _NOTHING,
     ) -> None:
-        """Charge one release, on disk when this returns, or refuse it and charge nothing.
+        """Charge one release in the file, or refuse it and charge nothing.
 
-        Processes that share the file wait for each other.
+        Processes that share the file wait for each other. The charge is on disk at return.
 
         Args:
             round: the round.
-            cost: of the release.
-            release: its id; one that can be repeated and stands in the ledger costs nothing.
-            planned: releases of the run, from which the first of all chooses the filter's order.
-            own: the releases that this run was charged for before: see `check_holds`.
+            cost: cost of the release.
+            release: id of the release; a repeated release that is already charged costs nothing.
+            planned: planned releases of the run; a new ledger's order is the best one for these.
+            own: releases that this run has already charged: see `check_holds`.
 
         Raises:
-            SharedBudgetSpentError: it would exceed the budget.
+            SharedBudgetSpentError: the release would exceed the budget.
             ConfigError: the file cannot be read or locked, has another budget, or lacks `own`.
         """
         with locked(self.path.with_name(f".{self.path.name}.lock")):
@@ -171,18 +173,18 @@ class SharedAccount:
                 return
             if not shared.filter.pays_for(charged.costs):
                 raise SharedBudgetSpentError(
-                    f"round {round}: this release would exceed its budget, with what the ledger "
-                    f"{self.path} holds already; `fedsim account ledger {self.path}` says what is "
-                    "spent, and by what"
+                    f"round {round}: this release would exceed the shared budget in the ledger "
+                    f"{self.path}; `fedsim account ledger {self.path}` lists the releases and "
+                    "their shares"
                 )
             text = json.dumps(replace(shared, ledger=charged).to_json(), indent=1) + "\n"
             write_atomically(self.path, text)
 
 
 def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> SharedAccount | None:
-    """Return a run's access to the ledger that its config names; write nothing.
+    """Return a run's access to its shared ledger; write nothing.
 
-    None without `[privacy.shared]`, and for a seeded run: a simulation charges no budget.
+    Returns None without `[privacy.shared]`, and for a seeded run, which charges no budget.
 
     Raises:
         ConfigError: the file cannot be read or has another budget, or the run has no guarantee.
@@ -196,11 +198,11 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
         return None
     if plan.noise_multiplier == 0.0 or not plan.sampling.guaranteed:
         raise ConfigError(
-            "privacy.shared: this run has no guarantee that could share a budget; remove it, or "
-            "take a strategy with noise and a sampler with a guarantee"
+            "privacy.shared: this run has no privacy guarantee, so it cannot share a budget; "
+            "remove privacy.shared, or take a strategy with noise and a sampler with a guarantee"
         )
     relation = choose([plan.cost], plan.accountant, plan.relation)[1]
-    # One true name: a link would have a lock of its own, and the first write would replace it.
+    # Resolve links: a link would have its own lock, and the first write would replace the link.
     path = Path(config.ledger).expanduser().resolve()
     account = SharedAccount(path, config.epsilon, config.delta, relation)
     if path.exists():
@@ -208,5 +210,5 @@ def shared_account(config: SharedLedgerConfig | None, plan: RoundPlan) -> Shared
     elif not path.parent.is_dir():
         raise ConfigError(f"privacy.shared.ledger = {config.ledger!r}: make its folder first")
     else:
-        log.warning("privacy.shared.ledger: %s is not there: it begins with nothing spent", path)
+        log.warning("privacy.shared.ledger: %s does not exist; a new one begins with ε = 0", path)
     return account

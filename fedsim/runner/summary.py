@@ -1,4 +1,4 @@
-"""Build the report of a finished run from its config, materials, plan and last state."""
+"""Build the report of a run from its config, materials, plan and last state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _PACKAGES = ("fedsim-dp", "torch", "transformers", "flwr", "dp-accounting", "num
 
 
 def clip_facts(plan: RoundPlan, state: ServerState) -> dict[str, JsonValue]:
-    """Return the first round's clip, and, where it moves, how, and where it is in `state`."""
+    """Return the first round's clip; if it changes, also its policy and its norm in `state`."""
     clip = plan.clip
     inner = clip.clip if isinstance(clip, NormalisedClip) else clip
     facts: dict[str, JsonValue] = {
@@ -76,16 +76,16 @@ def clip_facts(plan: RoundPlan, state: ServerState) -> dict[str, JsonValue]:
 
 
 def clip_sentences(plan: RoundPlan) -> tuple[str, ...]:
-    """Return what a reader must know of a clip that is not every round's; () of one that is."""
+    """Return sentences on a clip that changes from round to round; () for a constant clip."""
     if plan.clip_policy.constant:
         return ()
-    first = "The bound and the noise standard deviation named here are the first round's."
+    first = "The bound and the noise standard deviation given here are those of the first round."
     if not isinstance(plan.clip_policy, AdaptiveClip):
-        return (f"The clip followed a schedule that looks at no data. {first}",)
+        return (f"The clip followed a schedule that does not depend on data. {first}",)
     return (
-        "The clip followed a noisy count of the units within it, released every round and paid "
-        f"for: noise multiplier {plan.update_noise_multiplier:.6g} on the estimate and the count's "
-        f"noise cost together what {plan.noise_multiplier:.6g} costs alone. clip_norm and "
+        "The clip followed a noisy count of the units within it, released each round and covered "
+        f"by ε: noise multiplier {plan.update_noise_multiplier:.6g} on the estimate, with the "
+        f"count's noise, costs as much as {plan.noise_multiplier:.6g} alone. clip_norm and "
         f"released_share in the metrics follow from these releases. {first}",
     )
 
@@ -106,18 +106,18 @@ def summarise(
     """Return the report of a run that ended in `state`.
 
     Args:
-        config: what was asked for.
-        materials: what was trained on.
-        plan: what was done each round.
-        state: where it ended; its ledger is what the guarantee is computed from.
-        lines: the metrics, from the line of round 0 on.
+        config: config of the run.
+        materials: model, texts and split of the run.
+        plan: plan of each round.
+        state: last state; the guarantee is computed from its ledger.
+        lines: the metrics, from round 0.
         final: utility of the saved model, read back.
-        title: the run folder's name.
+        title: name of the run folder.
         seconds: wall-clock time of training, evaluation and saving.
-        ended: what ended the run early. After the end of a shared budget the state's ledger has all
-            planned rounds.
-        charged_until: the round up to which the state's ledger has all, run or not; None: as far as
-            it went.
+        ended: error that ended the run early. After the end of a shared budget the state's ledger
+            has all planned rounds.
+        charged_until: round up to which the ledger has all rounds, done or planned; None: the
+            rounds done.
     """
     start = lines[0].held_out
     if start is None:
@@ -182,21 +182,21 @@ def _counted(state: ServerState, cut_short: bool, charged_until: int | None) -> 
     sentences = []
     if cut_short:
         sentences.append(
-            f"The shared ledger ended the run after {state.round} rounds. What other runs spent of "
-            "it may have been decided after looking at this one, so ε is of all "
-            f"{releases} releases, made or still planned."
+            f"The shared ledger ended the run after {state.round} rounds. Other runs may have "
+            f"spent its budget after looking at this run, so ε counts all {releases} releases, "
+            "done or planned."
         )
     if (num_repeated := releases - scores - until) > 0:
         sentences.append(
-            f"The run was cut off and taken up: {num_repeated} of the {releases} releases were "
-            "made again, with other noise. ε is of all of them, and supposes that nobody cut the "
-            "run off for what they showed."
+            f"The run was interrupted and resumed: {num_repeated} of the {releases} releases were "
+            "repeated with new noise. ε counts all of them. It assumes that the interrupt did not "
+            "depend on the releases."
         )
     return tuple(sentences)
 
 
 def as_held_out(evaluation: Evaluation) -> HeldOut:
-    """Return an evaluation as a line of the metrics holds it."""
+    """Convert an evaluation to the form of the metrics."""
     values = asdict(evaluation)
     return HeldOut(**{name: values[name] for name in HeldOut.model_fields})
 
@@ -211,16 +211,16 @@ def privacy_block(
     earlier_training: tuple[str, ...] = (),
     of_data: tuple[str, ...] = (),
 ) -> Privacy:
-    """Return what is promised: ε is computed from the ledger, everything else from the plan.
+    """Return the report's privacy block: ε from the ledger, everything else from the plan.
 
     Args:
-        config: for δ.
-        plan: what each round did.
-        state: its ledger holds every release.
-        origin: the public data that vocabulary and starting point come from.
-        num_users: counted, what δ is compared with where no number was declared.
-        earlier_training: sentences on what the starting point was trained on before.
-        of_data: sentences that the guarantee owes to how the data were made.
+        config: config of the run.
+        plan: plan of each round.
+        state: last state; its ledger holds all releases.
+        origin: sentence on the public data behind the vocabulary and the starting model.
+        num_users: number of users counted in the data, to judge δ if no number was declared.
+        earlier_training: sentences on earlier training of the starting model.
+        of_data: sentences on assumptions from the preparation of the data.
     """
     private = plan.noise_multiplier > 0.0
     terms = privacy_terms(config, plan, state)
@@ -250,7 +250,7 @@ def privacy_block(
 
 
 def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> PrivacyTerms:
-    """Return what the run's releases promise, ε computed from the ledger; without noise, inf."""
+    """Return the terms of the guarantee, with ε from the ledger; without noise ε is inf."""
     private = plan.noise_multiplier > 0.0
     costs = state.ledger.costs if private and state.ledger.costs else [(plan.cost, 0)]
     terms = PrivacyTerms.of(
@@ -271,26 +271,26 @@ def privacy_terms(config: Config, plan: RoundPlan, state: ServerState) -> Privac
 
 
 def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query, ...]:
-    """Return the questions that a run asked of the private text, the charged ones first.
+    """Return the queries of the run on private text, charged queries first.
 
     Args:
-        config: of the run.
-        plan: of each round.
-        state: its ledger holds every charged release.
+        config: config of the run.
+        plan: plan of each round.
+        state: last state; its ledger holds all charged releases.
     """
     charged: list[tuple[str, int | None, str]] = []
     if plan.noise_multiplier > 0.0:
         rounds = sum(item.num_rounds for item in state.ledger.items if not is_score(item.release))
         noise = f"noise multiplier {plan.cost.noise_multiplier:.5g}"
-        included = "in the price of the above"
+        included = "included in the cost above"
         charged.append(("the clipped sum of a round's units", rounds, noise))
         if isinstance(plan.clip_policy, AdaptiveClip):
-            question = "how many of a round's units the clip leaves as they are"
+            question = "the number of a round's units that the clip leaves unchanged"
             charged.append((question, rounds, included))
         charged += [(question, rounds, included) for question in plan.priced_questions]
         if plan.search is not None:
             charged.append(("the private score of each trial of the search", None, included))
-            charged.append(("which trial has the best one", 1, included))
+            charged.append(("the trial with the best private score", 1, included))
         elif scores := state.ledger.num_releases - rounds:
             question = "held-out loss and accuracy, and the number of users, as private scores"
             noise = f"noise multiplier {plan.score_cost.noise_multiplier:.5g}"
@@ -305,21 +305,21 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
             "each round's number of units, clipped units and gradients, training loss and norm",
             state.round,
         ),
-        ("the numbers of users, examples and tokens, and of those that were dropped", 1),
+        ("the numbers of users, examples, tokens and dropped rows", 1),
         (
-            f"how many {plan.unit}s there are, for rates and denominator",
+            f"the number of {plan.unit}s, for rates and denominator",
             int(hidden and plan.noise_multiplier > 0.0),
         ),
-        ("which settings are good, if they were chosen by looking at earlier runs", None),
+        ("the choice of settings, if it used results of earlier runs", None),
     ]
     simulated = "simulated: " * (plan.entropy == "seeded")
     guaranteed = plan.sampling.guaranteed
     rows = [
         *(
-            (question, times, f"{simulated}{by}" if guaranteed else "a hypothetical ε alone")
+            (question, times, f"{simulated}{by}" if guaranteed else "only a hypothetical ε")
             for question, times, by in charged
         ),
-        *((question, times, "nothing pays for it") for question, times in free if times != 0),
+        *((question, times, "not covered by ε") for question, times in free if times != 0),
     ]
     return tuple(
         Query(question=question, times=times, paid_by=by, covered=guaranteed and row < len(charged))
@@ -328,7 +328,7 @@ def queries(config: Config, plan: RoundPlan, state: ServerState) -> tuple[Query,
 
 
 def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) -> float:
-    """Return the per-example gradients that a round takes on average over the coins."""
+    """Return the expected number of per-example gradients per round."""
     share = plan.sampling.probability
     if isinstance(plan.sampling, TruncatedPoissonSampling) and len(plan.pool):
         share = plan.sampling.expected_units(len(plan.pool)) / len(plan.pool)
@@ -345,18 +345,18 @@ def expected_gradients(config: Config, materials: Materials, plan: RoundPlan) ->
 
 
 _OTHERS = (
-    "A conversation belongs to its user alone: to others who speak in it, or of whom it speaks, "
-    "nothing is promised."
+    "A conversation belongs only to its user: the guarantee does not cover other people who speak "
+    "or are mentioned in it."
 )
 
 
 def _owners(config: Config) -> tuple[str, ...]:
     if config.data.co_owned:
         return (
-            "One identifier in the columns of users and owners is one person, and a text has no "
-            "owners but those whom the data name.",
+            "Each identifier in the columns of users and owners is one person, and the data name "
+            "all owners of each text.",
         )
-    alone = "One identifier in the user column is one person, and no record belongs to two."
+    alone = "Each identifier in the user column is one person, and each record belongs to one user."
     return (alone,) if config.data.text_kind == "text" else (alone, _OTHERS)
 
 
@@ -365,26 +365,26 @@ def _made_up(config: Config) -> tuple[str, ...]:
     if maker is None:
         return ()
     return (
-        f"Hypothetical users: they are partitions that a {maker} made of all rows, so ε is of "
-        "partitions as they stand, and of nobody who wrote the text.",
+        f"Hypothetical users: a {maker} divided all rows into partitions. ε protects partitions, "
+        "not the people who wrote the text.",
     )
 
 
 def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -> tuple[str, ...]:
     kept = (
-        "Coins and noise were drawn from a secret that is kept outside of the run folder, in "
-        "$FEDSIM_CACHE/seeds, until you delete it, as are who is held out and which examples take "
-        "part: whoever has it can subtract the noise; delete it when the run is done."
+        "Coins, noise, held-out split and selected examples were drawn from a secret outside of "
+        "the run folder, in $FEDSIM_CACHE/seeds. A person who has this secret can subtract the "
+        "noise: delete it when the run is done."
     )
     noise = (
         kept
         if plan.entropy == "secure" and plan.draws.repeat
-        else "Coins and noise were drawn under keys of the operating system that were not kept; "
-        "who is held out and which examples take part, from a seed that is kept outside of the "
-        "run folder."
+        else "Coins and noise were drawn with keys from the operating system, which were not "
+        "stored. The held-out split and the selected examples were drawn from a seed that is "
+        "stored outside of the run folder."
         if plan.entropy == "secure"
         else "All draws follow from the run's seed, so that runs can be repeated and compared in "
-        "pairs: ε is simulated, and this run protects nobody."
+        "pairs: ε is simulated, and this run gives no protection."
     )
     return (
         *_owners(config),
@@ -396,43 +396,42 @@ def _assumptions(config: Config, plan: RoundPlan, origin: str, num_users: int) -
         *_shared(config),
         _SETTINGS if plan.search is None else _SEARCHED,
         f"{ORIGIN}{origin}",
-        f"{_covered(plan)} Training losses, cohort sizes and other scores on held-out text in this "
-        "report are computed on private text and are not.",
-        "Noise is added in float64 and the sum rounded to a grid of at most 2^-16 of the noise's "
-        "standard deviation; what else sets floating point apart from real numbers is not "
-        "accounted.",
+        f"{_covered(plan)} The guarantee does not cover training losses, cohort sizes and other "
+        "scores on held-out text in this report, which are computed on private text.",
+        "Noise is added in float64, and the sum is rounded to a grid of at most 2^-16 of the "
+        "noise's standard deviation; ε does not account for other effects of floating point.",
     )
 
 
 def _covered(plan: RoundPlan) -> str:
-    what = "the model and its private scores" if plan.score_rounds else "the model"
+    released = "the model and its private scores" if plan.score_rounds else "the model"
     if not plan.sampling.guaranteed:
-        return f"Nothing is protected: the hypothetical ε would protect {what} alone."
+        return f"This run gives no protection: the hypothetical ε would cover only {released}."
     if plan.entropy == "seeded":
-        return f"Nothing is protected: with secret randomness {what} alone would be."
-    return f"Only {what} {'are' if plan.score_rounds else 'is'} protected by the privacy guarantee."
+        return f"This run gives no protection: with secret noise ε would cover only {released}."
+    return f"The privacy guarantee covers only {released}."
 
 
 _SETTINGS = (
-    "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing them "
-    "by looking at results on the private data is a query that is not accounted."
+    "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: ε does not "
+    "cover a choice of them by results on the private data."
 )
 _SEARCHED = (
-    "Settings were chosen by a search among candidates that count as public, which the ε pays for "
-    "as long as no other of its runs, nor how many there were, is shown. Other choices by looking "
-    "at results on the private data are not accounted."
+    "A search chose the settings among candidates that count as public. ε covers the search if "
+    "its other runs and their number stay secret. ε does not cover other choices by results on the "
+    "private data."
 )
 
 
 def _shared(config: Config) -> tuple[str, ...]:
     shared = config.privacy.shared
     if shared is None or config.privacy.noise == "seeded":
-        return ("The ε is of this run by itself; further runs on the same people add to it.",)
+        return ("The ε is for this run alone; further runs on the same people add to it.",)
     return (
         f"{TOGETHER}its rounds were fixed in advance. All "
-        f"runs that share its ledger, taken together, keep ε = {text_up(shared.epsilon)} at δ = "
-        f"{text_up(shared.delta)} for the same unit and relation by a privacy filter, also if "
-        "they were chosen after looking at others: see `fedsim account ledger "
+        f"runs that share its ledger together have ε = {text_up(shared.epsilon)} at δ = "
+        f"{text_up(shared.delta)} for the same unit and relation. A privacy filter makes this hold "
+        "even if runs were chosen after looking at other runs: see `fedsim account ledger "
         f"{Path(shared.ledger).name}`.",
     )
 
@@ -440,26 +439,26 @@ def _shared(config: Config) -> tuple[str, ...]:
 def delta_warnings(
     config: Config, relation: Relation, counted: int, sampled: str
 ) -> tuple[str, ...]:
-    """Return the sentence on a δ that promises nothing; () where it promises.
+    """Return a warning if δ is not below one over the number of users; else ().
 
     Args:
-        config: of the run.
-        relation: of its guarantee.
-        counted: users, or owners, of the private data.
-        sampled: the unit that is drawn: "user" or "example".
+        config: config of the run.
+        relation: neighbouring relation of the guarantee.
+        counted: number of users, or owners, counted in the private data.
+        sampled: unit of sampling: "user" or "example".
     """
     sentences = _delta(config, relation, counted, sampled)
     return tuple(sentence for sentence in sentences if "Warning" in sentence)
 
 
 def _delta(config: Config, relation: Relation, counted: int, sampled: str) -> tuple[str, ...]:
-    """Return δ as a power of the number of users, which is public if it was declared."""
+    """Return a sentence on δ as a power of the number of users."""
     privacy = config.privacy
     if privacy.delta is None or counted < 2:
         return ()
     if privacy.declared_num_users is not None:
         return (delta_sentence(privacy.delta, privacy.declared_num_users, True),)
-    # Of users who are in a pool alone: owners can be more than the examples that they share.
+    # A pool has at most as many users as examples. This does not hold for owners, who share them.
     examples, hides = privacy.declared_num_examples, relation is Relation.ADD_OR_REMOVE
     if hides and sampled == "example" and examples is not None:
         origin = "declared public, of at most as many users"
@@ -486,7 +485,7 @@ def _data(config: Config, materials: Materials, plan: RoundPlan) -> DataSummary:
 
 def _model(config: Config, materials: Materials, state: ServerState) -> ModelSummary:
     trainable = sum(value.numel() for value in state.parameters.values())
-    # Of adapters that were there before the config does not say it; B has a column for each rank.
+    # The config has no rank for loaded adapters; their B has one column per rank.
     ranks = [value.shape[-1] for name, value in state.parameters.items() if ".lora_B." in name]
     return ModelSummary(
         name=config.model.name_or_path,

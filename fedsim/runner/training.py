@@ -1,4 +1,4 @@
-"""Rounds within a budget, and a stop where training diverges."""
+"""Run rounds within a budget; stop if training diverges."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fedsim.state import RoundRecord, ServerState
 from fedsim.tensors import all_finite
 
 NOT_PAID_FOR = (
-    "A run shows that it diverged in its parameters, which are released, or in its held-out loss: "
-    "then private text decided, without noise, that there is no model, and no ε pays for that."
+    "The run diverged: its released parameters or its held-out loss are not finite. So private "
+    "text decided, without noise, that there is no model, and no ε covers that decision."
 )
 _CURE = "try a smaller server.learning_rate, or another starting model"
 
@@ -45,32 +45,32 @@ def train(
     """Run rounds until `rounds` are done and return the last state.
 
     Args:
-        state: where to go on from; at round 0 for a new run.
-        plan: of each round.
+        state: state to continue from; at round 0 for a new run.
+        plan: plan of each round.
         executor: computes the clipped sums.
-        rounds: the total, those already done included.
-        on_round: sees every state and its record, and may return the state to go on with, charged
-            for more; an exception from it ends the training. The next round uses up the state's
-            `optimizer_state`; a checkpoint keeps it.
-        budget: the most that all releases of the ledger together may cost; None for no limit.
-        before_round: sees the state before each round; an exception from it ends the training.
+        rounds: total number of rounds, with those already done.
+        on_round: called with the state and the record after each round. It may return a state with
+            further charges to continue with. The next round overwrites the state's
+            `optimizer_state`. An exception ends the training.
+        budget: bound on the cost of all releases in the ledger; None: no limit.
+        before_round: called with the state before each round. An exception ends the training.
 
     Raises:
-        BudgetSpentError: another release would exceed the budget. It comes before the round.
-        DivergedError: a parameter is not finite after a round, which `on_round` does not see.
+        BudgetSpentError: another round would exceed the budget; raised before that round.
+        DivergedError: a parameter is not finite after a round; `on_round` is not called for it.
     """
-    # The first state is the caller's; of later ones, one is in memory at a time. A plug-in's
-    # optimizer may raise in the middle of a step: then the state before it is still to be saved.
+    # Keep the first state, which is the caller's; later ones may be overwritten to save memory. A
+    # plug-in's optimizer may raise in the middle of a step, so the state before it must survive.
     is_plugin = type(plan.optimizer) not in (ServerOptimizer, AutomaticOptimizer)
     keep = True
-    # Asked once: the rounds to come all cost the same, so they can be counted.
+    # Computed once, because all rounds cost the same.
     paid = rounds if budget is None else rounds_paid_for(budget, state, plan, rounds)
     while state.round < rounds:
         if state.round >= paid:
             raise BudgetSpentError(
                 f"round {state.round}: {state.ledger.num_releases} releases are charged, and the "
-                f"budget does not pay for another round of {rounds}; rounds that were made again "
-                "after a kill count again (a smaller training.checkpoint_every loses fewer)"
+                f"budget does not pay for another round of {rounds}; rounds repeated after a kill "
+                "are charged twice (a smaller training.checkpoint_every repeats fewer)"
             )
         before_round(state)
         state, record = run_round(state, plan, executor, keep=keep)
@@ -86,26 +86,26 @@ def check_parameters(state: ServerState) -> None:
         broken = [name for name, value in state.parameters.items() if not value.isfinite().all()]
         raise DivergedError(
             f"round {state.round}: {len(broken)} of {len(state.parameters)} parameters are not "
-            f"finite, {broken[0]} among them; {_CURE}"
+            f"finite, such as {broken[0]}; {_CURE}"
         )
 
 
 def check_held_out(line: RoundMetrics, materials: Materials) -> None:
     """Raise `DivergedError` if there is held-out text and its loss is NaN or infinite.
 
-    That is another look at private text, as every score on it: the report says `NOT_PAID_FOR`.
+    ε does not cover this use of private text, so the report has the sentence `NOT_PAID_FOR`.
     """
     if line.held_out is None or not len(materials.split.held_out_examples):
         return
     if not math.isfinite(line.held_out.loss):
         raise DivergedError(
             f"round {line.round}: the held-out loss is {line.held_out.loss} (computed on private "
-            f"text: no ε pays for ending here); {_CURE}"
+            f"text: no ε covers this stop); {_CURE}"
         )
 
 
 def has_risen(losses: Sequence[float]) -> bool:
-    """Return whether the loss has risen at three evaluations in a row, at any time.
+    """Return whether the loss ever rose at three evaluations in a row.
 
     Examples:
         >>> has_risen([5.0, 5.1, 5.2]), has_risen([5.0, 4.9, 5.0, 5.1, 5.2, 4.8])
@@ -116,10 +116,10 @@ def has_risen(losses: Sequence[float]) -> bool:
 
 
 def without_scores(materials: Materials, *folders: Path) -> Evaluation:
-    """Return the final utility of a diverged run, which is none, and drop `model/` and `adapter/`.
+    """Delete `model/` and `adapter/` of a diverged run; return an evaluation without scores.
 
-    A half-way model there would be taken for the run's outcome; `checkpoints/` has the last
-    finite ones.
+    A model from an earlier round could be mistaken for the result. `checkpoints/` has the last
+    finite states.
     """
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
@@ -130,7 +130,7 @@ def without_scores(materials: Materials, *folders: Path) -> Evaluation:
 
 
 def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:
-    """Return the state's ledger with all rounds and private scores to come charged as well."""
+    """Return the state's ledger with all remaining rounds and private scores charged."""
     ledger = _with_scores(state, plan)
     for round in range(state.round, rounds):
         ledger = ledger.charge(round, plan.cost, plan.draws.release_id)
@@ -145,8 +145,8 @@ def _with_scores(state: ServerState, plan: RoundPlan) -> Ledger:
 
 
 def rounds_paid_for(budget: Budget, state: ServerState, plan: RoundPlan, rounds: int) -> int:
-    """Return the round before which the budget ends; the private scores to come are set aside."""
-    if plan.cost.run_rounds is not None:  # all or none: charged rounds are paid for
+    """Return the number of rounds that the budget covers, after all remaining private scores."""
+    if plan.cost.run_rounds is not None:  # one cost for the whole run: all rounds or none
         whole = planned(state, plan, rounds)
         return rounds if budget.spent(whole) <= budget.epsilon else 0
     ledger = _with_scores(state, plan)

@@ -1,4 +1,4 @@
-"""Adam whose second moment is freed of the noise's known variance."""
+"""Adam without the known noise variance in its second moment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch
 class DebiasedAdam(torch.optim.Adam):
     """DP-AdamBC (Tang et al. 2023, arXiv:2312.14334): the step is m̂ / √max(v̂ - n̂, floor).
 
-    The square of a release is on average that of the estimate plus the variance of its noise. That
-    variance is public: n̂ is its average over rounds, weighted as the squares in v̂ are.
+    The expected square of a release is the square of the estimate plus the noise variance, which is
+    public. n̂ is the average of this variance over rounds, with the weights of the squares in v̂.
 
-    The floor is the standard deviation of the noise in v̂: a smaller difference cannot be told from
-    zero. It is `eps`² if that is larger. Weight decay is torch's; `amsgrad` is not supported.
+    The floor is the standard deviation of the noise in v̂, because a smaller difference is
+    indistinguishable from zero; or `eps`², if that is larger. Weight decay is torch's; `amsgrad` is
+    not supported.
     """
 
     noise_variance = 0.0
-    """Of each entry of the gradient that the next step takes."""
+    """Variance of the noise in each entry of the next step's gradient."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step; a parameter's state is made in the first."""
+        """Take one step; the first step creates each parameter's state."""
         for group in self.param_groups:
             rate, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
             for value in group["params"]:
@@ -39,7 +40,7 @@ class DebiasedAdam(torch.optim.Adam):
                 state["mean"].lerp_(gradient, 1.0 - beta1)
                 state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
                 steps = int(state["step"])
-                gone = beta2**steps  # the weight of the zeros that v and n began with
+                gone = beta2**steps  # weight of the initial zeros in v and n
                 noise = float(state["noise"]) / (1.0 - gone)
                 squared_weights = (1.0 - beta2) / (1.0 + beta2) * (1.0 + gone) / (1.0 - gone)
                 floor = max(group["eps"] ** 2, noise * math.sqrt(2.0 * squared_weights))

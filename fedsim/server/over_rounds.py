@@ -1,6 +1,7 @@
-"""What changes over a run's rounds: the learning rate, and the average of the parameters.
+"""Learning rate schedules, and averages of the parameters over rounds.
 
-Both are functions of round numbers and of released parameters: post-processing, free in ε.
+Both depend only on round numbers and released parameters. So they are post-processing and cost no
+ε.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from fedsim.tensors import Tensors
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """Shares of the learning rate: warm-up, then from 1 to `final_share`, which is then held.
+    """Shares of the learning rate: a warm-up, a decay from 1 to `final_share`, then constant.
 
     Round t (from 0) of a warm-up of w rounds has the share (t + 1) / (w + 1). After it, at
     x = (t - w) / (rounds - w): 1 if constant; 1 - (1 - f)·x if linear;
     f + (1 - f)·(1 + cos πx) / 2 if cosine; (1 + x·(f⁻² - 1))^(-1/2) if inverse-square-root.
 
     Attributes:
-        kind: what follows the warm-up.
-        rounds: of warm-up and decay together, more than `warmup_rounds`.
-        warmup_rounds: w.
+        kind: shape of the decay after the warm-up.
+        rounds: number of rounds of warm-up and decay together, more than `warmup_rounds`.
+        warmup_rounds: w, number of rounds of the warm-up.
         final_share: f, in [0, 1]; above 0 for the inverse square root.
 
     Examples:
@@ -38,7 +39,7 @@ class RateSchedule:
     final_share: float = 0.0
 
     def share(self, round: int) -> float:
-        """Return what the learning rate is multiplied by in a round."""
+        """Return the factor on the learning rate in a round."""
         since = round - self.warmup_rounds
         if since < 0:
             return (round + 1) / (self.warmup_rounds + 1)
@@ -53,15 +54,15 @@ class RateSchedule:
 
 @dataclass(frozen=True)
 class Average:
-    """The mean of the parameters after each round from `start` on; all weigh alike in a tail.
+    """A mean of the parameters after each round from round `start`.
 
-    In an exponential average the n-th newest weighs decay^n, and weights sum to one: the start of
-    the run is not in it.
+    A tail average has equal weights. In an exponential average the n-th newest parameters have
+    weight proportional to decay^n; the weights sum to one, without the initial parameters.
 
     Attributes:
         kind: "exponential" or "tail".
-        start: how many rounds come before the first that counts.
-        decay: of an exponential average, in [0, 1); None: 0.9.
+        start: number of initial rounds to skip.
+        decay: decay of an exponential average, in [0, 1); None: 0.9.
     """
 
     kind: Literal["exponential", "tail"]
@@ -69,12 +70,12 @@ class Average:
     decay: float | None = None
 
     def after(self, round: int, average: Tensors, parameters: Tensors) -> Tensors:
-        """Return the average after a round; the one before it stays as it is.
+        """Return the average after a round, as new tensors.
 
         Args:
-            round: the round that was carried out, from 0.
-            average: the one before it; empty before the first that counts.
-            parameters: after it.
+            round: the completed round, from 0.
+            average: average before the round; empty before the first included round.
+            parameters: parameters after the round.
         """
         count = round + 1 - self.start
         if count < 1:

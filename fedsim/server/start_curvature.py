@@ -1,6 +1,6 @@
-"""How a public starting point reacts when its parameters move.
+"""Curvature of the loss at a public starting model.
 
-No private text is read: the network continues texts of its own.
+It reads no private text: the network generates its own texts.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from fedsim.tensors import Tensors
 _TEXTS, _LENGTH = 8, 16
 _LEAST, _MOST, _ZERO = 1e-3, 0.5, 1e-9  # nats
 _SMALLEST, _LARGEST = 2.0**-20, 2.0**6
-_STEPS = 5  # of the power iteration
-_NUDGE = 1e-2  # L2 norm of the change of the parameters in a step of it
+_STEPS = 5  # number of steps of the power iteration
+_NUDGE = 1e-2  # L2 norm of the parameters' change in a step of the power iteration
 
 
 @dataclass(frozen=True)
 class StartCurvature:
-    """What moved parameters cost, in nats a token, on text of the starting network.
+    """Loss increase from changed parameters, in nats per token, on the starting network's texts.
 
     Attributes:
-        costs: (standard deviation of noise on each parameter, its cost), ascending; at least two.
-        largest: the largest eigenvalue of the Fisher information F: a step δ in the steepest
-            direction costs largest·‖δ‖²/2.
+        costs: pairs (standard deviation of noise on each parameter, loss increase), ascending; at
+            least two.
+        largest: largest eigenvalue of the Fisher information F: a step δ in the steepest direction
+            increases the loss by largest·‖δ‖²/2.
     """
 
     costs: tuple[tuple[float, float], ...]
@@ -36,28 +37,28 @@ class StartCurvature:
 
     @property
     def trace(self) -> float:
-        """tr(F), by the smallest noise: noise of standard deviation s costs s²·trace/2."""
+        """tr(F), from the smallest noise: standard deviation s increases the loss by s²·trace/2."""
         stddev, cost = self.costs[0]
         return 2.0 * cost / stddev**2
 
     def stddev(self, cost: float) -> float:
-        """Return the noise that costs so much: a line through the logarithms of `costs`."""
-        found = np.log(np.array(self.costs))
-        place = min(max(int(np.searchsorted(found[:, 1], math.log(cost))), 1), len(found) - 1)
-        (x, y), (x2, y2) = found[place - 1], found[place]
+        """Return the noise with this cost, by linear interpolation of the logarithms of `costs`."""
+        points = np.log(np.array(self.costs))
+        place = min(max(int(np.searchsorted(points[:, 1], math.log(cost))), 1), len(points) - 1)
+        (x, y), (x2, y2) = points[place - 1], points[place]
         return math.exp(x + (math.log(cost) - y) * (x2 - x) / (y2 - y))
 
 
 def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCurvature:
     """Measure the curvature at a model's initial parameters, to two digits.
 
-    Args:
-        model: at its start.
-        most_tokens: of a text, if they are fewer than 16.
+    A cost is the Kullback-Leibler divergence of next-token distributions under one draw of noise.
+    The noise doubles from pass to pass. The largest eigenvalue comes from five steps of power
+    iteration, with finite differences of the divergence's gradient.
 
-    A cost is the Kullback-Leibler divergence of the next token under one draw of noise, which
-    doubles from pass to pass. The largest eigenvalue comes from five steps of power iteration,
-    which are differences of the divergence's gradient.
+    Args:
+        model: the starting model.
+        most_tokens: maximum number of tokens per text; at most 16 are used.
     """
     generator = torch.Generator().manual_seed(0)  # on the CPU: equal on all machines
     start = {name: value.to(model.device) for name, value in model.initial_parameters().items()}
@@ -81,7 +82,7 @@ def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCu
     while costs[-1][1] < _MOST and stddev < _LARGEST:
         stddev *= 2.0
         found, at_least = cost(stddev), 2.0 * costs[-1][1]
-        costs.append((stddev, found if found > at_least else at_least))  # also where it is NaN
+        costs.append((stddev, found if found > at_least else at_least))  # NaN becomes `at_least`
     direction: Tensors = noise
     largest = 0.0
     for _ in range(_STEPS):
@@ -95,7 +96,7 @@ def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCu
 def _own_texts(
     model: LanguageModel, parameters: Tensors, length: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return (texts, length) tokens that the model draws one after the other."""
+    """Return (texts, length) tokens sampled from the model."""
     texts = torch.randint(model.vocabulary_size, (_TEXTS, 1), generator=generator)
     texts = texts.to(model.device)
     while texts.shape[1] < length:
@@ -116,10 +117,10 @@ def _gradient(
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     scores = model.logits(leaves, texts).log_softmax(-1)
     total = -(scores * chances).sum() / texts.numel()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaves[name]) if one is None else one
-        for name, one in zip(leaves, found, strict=True)
+        for name, one in zip(leaves, gradients, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""torch's optimizers by name, and the keys that a config may give each: its own arguments."""
+"""torch's optimizers by name, and their config keys: the optimizers' own arguments."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KINDS: dict[str, Callable[..., Optimizer]] = {
     for kind in vars(torch.optim).values()
     if isinstance(kind, type)
     and issubclass(kind, Optimizer)
-    and kind not in (Optimizer, LBFGS, SparseAdam)  # of closures, and of sparse gradients
+    and kind not in (Optimizer, LBFGS, SparseAdam)  # these need closures or sparse gradients
 }
-"""By name in lower case: all of `torch.optim` that step from one dense gradient."""
+"""All optimizers of `torch.optim` that step from one dense gradient, by name in lower case."""
 
-_DEFAULTS: dict[str, dict[str, Any]] = {  # where they are not torch's
+_DEFAULTS: dict[str, dict[str, Any]] = {  # defaults that differ from torch's
     "adam": {"fused": True},  # one pass over memory
     "adamw": {"fused": True},
-    "muon": {"adjust_lr_fn": "match_rms_adamw"},  # vectors have the same learning rate by AdamW
+    "muon": {"adjust_lr_fn": "match_rms_adamw"},  # matches AdamW's steps on the vectors
 }
 _NOT_KEYS = {"params", "lr", "foreach", "maximize", "capturable", "differentiable"}
 
@@ -41,40 +41,41 @@ def torch_optimizer(
     *,
     debias: bool = False,
 ) -> Optimizer:
-    """Return a new optimizer; Muon takes matrices, and AdamW what is none.
+    """Return a new optimizer; with "muon", AdamW if the values are not matrices.
 
     Args:
         name: one of `KINDS`.
-        values: what it steps; for Muon all of them matrices, or none.
-        rate: its learning rate.
-        keys: its other arguments; torch's own defaults where they are left out.
-        debias: free the second moment of "adam" or "adamw" of the noise: `DebiasedAdam`.
+        values: the parameters; for "muon" either all matrices, or none.
+        rate: learning rate.
+        keys: other arguments; left-out ones have torch's defaults.
+        debias: subtract the noise variance from the second moment of "adam" or "adamw":
+            `DebiasedAdam`.
 
     Raises:
-        ValueError: what torch refuses.
+        ValueError: torch refuses an argument.
     """
     if name == "muon" and any(value.ndim != 2 for value in values):
         name, keys = "adamw", {key: keys[key] for key in ("weight_decay",) if key in keys}
     if not debias:
         return KINDS[name](values, lr=rate, **{**_DEFAULTS.get(name, {}), **keys})
     if keys.get("amsgrad"):
-        raise ValueError("debias = True: takes no amsgrad")
+        raise ValueError("debias = True: does not support amsgrad")
     if name == "adamw":
         keys = {"weight_decay": 0.01, **keys, "decoupled_weight_decay": True}
     return DebiasedAdam(values, lr=rate, **keys)
 
 
 def keys_of(options: ServerConfig) -> dict[str, Any]:
-    """Return the keys of a table `[server]` that are an optimizer's own arguments."""
+    """Return the keys of `[server]` that are the optimizer's own arguments."""
     own = type(options).model_fields.keys() - ServerConfig.model_fields.keys()
     return {key: value for key in sorted(own) if (value := getattr(options, key)) is not None}
 
 
 @cache
 def torch_options(name: str) -> type[ServerConfig]:
-    """Return the class of the keys of an optimizer: of `[server]`, and torch's arguments.
+    """Return the config class of an optimizer: the keys of `[server]` and torch's arguments.
 
-    Those of "auto" are Adam's.
+    "auto" has Adam's arguments.
     """
     arguments = inspect.signature(KINDS[_torch_name(name)], eval_str=True).parameters.values()
     keys: dict[str, Any] = {
@@ -90,10 +91,10 @@ class _TorchConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _takes_a_step(self) -> Self:
-        """Refuse what torch refuses, which for some values it does in the first step alone."""
+        """Refuse arguments that torch refuses; torch checks some values only in the first step."""
         if self.optimizer == "rprop" and self.schedule is not None:
             raise ValueError(
-                'optimizer = "rprop" with a schedule: it finds its step sizes by itself; remove one'
+                'optimizer = "rprop" with a schedule: rprop adapts its own step sizes; remove one'
             )
         if (rate := self.learning_rate) is None or not (keys := keys_of(self)):
             return self
@@ -113,7 +114,7 @@ def _torch_name(name: str) -> str:
 
 
 def _without_tensors(kind: Any) -> Any:  # noqa: ANN401  (any annotation)
-    """Return a type without the tensors that torch takes in place of numbers."""
+    """Return a type without `Tensor`, which torch accepts in place of numbers."""
     inner = tuple(_without_tensors(one) for one in get_args(kind) if one is not torch.Tensor)
     if not inner:
         return kind

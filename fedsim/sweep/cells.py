@@ -1,4 +1,4 @@
-"""A grid of configs: every config with every combination of the values that vary, each named."""
+"""A grid of configs: each config with each combination of varied values, under its own name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Literal
 from fedsim.config import Config, load_config
 from fedsim.errors import ConfigError, about
 
-_UNSAFE = re.compile(r"[^\w.,+=@() -]+")  # what is left is a name on every file system
-_QUOTING = re.compile(r"[\s\"'\[\]{}]")  # says where a value begins and ends: not needed to read it
-_LONGEST = 160  # bytes of a name; a file system takes 255, and files are called after it
+_UNSAFE = re.compile(r"[^\w.,+=@() -]+")  # characters that some file system refuses in a name
+_QUOTING = re.compile(r"[\s\"'\[\]{}]")  # TOML's quotes and brackets, left out of names
+_LONGEST = 160  # maximum bytes of a name: file systems take 255, and files add suffixes
 
 
 @dataclass(frozen=True)
 class Variation:
-    """A key and the values that it takes in turn.
+    """A key and its values in the grid.
 
     Attributes:
         key: a dotted path such as "privacy.epsilon".
-        values: as they were typed; `load_config` reads them as it reads `--set`.
+        values: values as typed; `load_config` reads them like `--set`.
     """
 
     key: str
@@ -37,11 +37,11 @@ class Cell:
     """One config of the grid.
 
     Attributes:
-        name: what its run is called.
-        config: with its settings.
-        source: the stem of the file that it was read from.
-        settings: label and value, as typed, of what varies.
-        keys: dotted keys that have their value from the grid.
+        name: name of its run.
+        config: config with the cell's settings.
+        source: stem of the config file.
+        settings: label and value, as typed, of each varied key.
+        keys: dotted keys that the grid sets.
     """
 
     name: str
@@ -55,7 +55,7 @@ def parse_variation(text: str, option: str = "--vary") -> Variation:
     """Read `key.path=v1,v2,…`, each value TOML or a bare word.
 
     Raises:
-        ConfigError: no key, or no or an empty value.
+        ConfigError: the key is missing, or a value is missing or empty.
 
     Examples:
         >>> parse_variation("strategy.group_size=4,16")
@@ -79,19 +79,19 @@ def expand(
     *,
     noise: Literal["secure", "seeded"] = "seeded",
 ) -> list[Cell]:
-    """Read a config once for every combination of values; the last key varies fastest.
+    """Return one cell per combination of values; the last key varies fastest.
+
+    If a strategy does not read a key, one cell without the key stands for all of its values.
 
     Args:
         path: a TOML file.
-        variations: of keys that differ; none gives one cell, called after the file.
+        variations: variations of different keys; without any there is one cell, named after the
+            file.
         overrides: `key.path=value`, for all cells.
-        noise: of configs that do not say.
-
-    A strategy that does not read a key has one cell for all of the key's values, without the key.
+        noise: default of `privacy.noise`.
 
     Raises:
-        ConfigError: a key that is set or varied twice, or whatever is wrong with a cell's config,
-            which is named.
+        ConfigError: a key is set or varied twice, or a cell's config is invalid.
     """
     _check_keys(variations, overrides)
     labels = labels_of(variations)
@@ -110,7 +110,7 @@ def expand(
 
 
 def unread_keys(cell: Cell, keys: Sequence[str]) -> list[str]:
-    """Return those of the keys that the cell's strategy does not read."""
+    """Return the keys that the cell's strategy does not read."""
     unread = cell.config.strategy.unread
     return [key for key in keys if any(f"{key}.".startswith(f"{one}.") for one in unread)]
 
@@ -121,7 +121,7 @@ def _cell(
     overrides: Sequence[str],
     noise: Literal["secure", "seeded"],
 ) -> Cell:
-    """Return the cell of (label, key, value) of each setting."""
+    """Return the cell for settings of the form (label, key, value)."""
     labelled = tuple((label, value) for label, _, value in settings)
     name = run_name(path, labelled)
     assigned = [f"{key}={value}" for _, key, value in settings]
@@ -131,17 +131,17 @@ def _cell(
 
 
 def run_name(path: Path, settings: Sequence[tuple[str, str]]) -> str:
-    """Return a name for folders, such as `uls,group_size=4,epsilon=8`.
+    """Return a folder name such as `uls,group_size=4,epsilon=8`.
 
-    Letters, digits and a few signs only, never a separator or a dot in front; what is left out
-    can make two names equal, which whoever makes folders has to look for.
+    It has only letters, digits and a few signs, without a path separator or a leading dot.
+    Different settings can have equal names: callers must check.
 
     Raises:
-        ConfigError: nothing of the file's name is left.
+        ConfigError: the file's name has no allowed characters.
     """
     stem = _UNSAFE.sub("_", path.stem).lstrip(".")
     if not stem:
-        raise ConfigError(f"compare: {path}: a run cannot be called after this file; rename it")
+        raise ConfigError(f"compare: {path}: this file name gives no name for runs; rename it")
     readable = [f"{label}={_UNSAFE.sub('_', _QUOTING.sub('', text))}" for label, text in settings]
     name = ",".join([stem, *readable])
     encoded = name.encode()
@@ -152,7 +152,7 @@ def run_name(path: Path, settings: Sequence[tuple[str, str]]) -> str:
 
 
 def _split(listed: str) -> list[str]:
-    """Split at commas, but not inside a TOML value: the shortest piece that is TOML is one."""
+    """Split at commas outside of TOML values; each value is the shortest valid TOML."""
     pieces, values = listed.split(","), []
     while pieces:
         ends = (n for n in range(1, len(pieces) + 1) if _is_toml(",".join(pieces[:n])))
@@ -165,7 +165,7 @@ def _split(listed: str) -> list[str]:
 def _is_toml(text: str) -> bool:
     try:
         return set(tomllib.loads(f"value = {text}")) == {"value"}
-    except (ValueError, RecursionError):  # no TOML, or more than a parser takes
+    except (ValueError, RecursionError):  # invalid or too deeply nested
         return False
 
 
@@ -175,14 +175,14 @@ def _check_keys(variations: Sequence[Variation], overrides: Sequence[str]) -> No
         for other in taken:
             if other == variation.key or other.startswith(f"{variation.key}."):
                 raise ConfigError(
-                    f"--vary {variation.key}: would undo {other}, given before; name a key once, "
-                    "with all its values"
+                    f"--vary {variation.key}: would override {other}, given before; give each key "
+                    "once, with all its values"
                 )
         taken.append(variation.key)
 
 
 def labels_of(variations: Sequence[Variation]) -> list[str]:
-    """Return the last part of each key, or all of it where two end alike."""
+    """Return the last part of each key, or the whole key if two last parts are equal."""
     keys = [variation.key for variation in variations]
     last = [key.rpartition(".")[2] for key in keys]
     return [end if last.count(end) == 1 else key for key, end in zip(keys, last, strict=True)]

@@ -1,4 +1,4 @@
-"""Several runs side by side: run what is a config, read what is a run folder."""
+"""Compare several runs: run each config, and read each run folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedsim.utils.locks import sole_writer
 
 @dataclass(frozen=True)
 class Sweep:
-    """The comparison of the runs that have a report, and how each config's run ended."""
+    """The comparison of all runs with a report, and the outcome of each config's run."""
 
     comparison: Comparison
     outcomes: tuple[Outcome, ...]
@@ -39,16 +39,16 @@ def compare(
     overrides: Sequence[str] = (),
     runner: Runner = one_after_another,
 ) -> Comparison:
-    """Bring every source to a finished run and write table, picture and page into `out`.
+    """Finish the runs of all sources; write table, picture and page to `out`.
 
-    Arguments and files are those of `sweep`. A run that its budget ended early counts as done.
+    Arguments and files are those of `sweep`. Runs that their budget ended early count as finished.
 
     Raises:
-        ConfigError: as `sweep`.
-        RunsFailedError: a run failed. What the others gave was written before.
+        ConfigError: see `sweep`.
+        RunsFailedError: a run failed; the comparison of the other runs is written.
     """
     if isinstance(sources, str | os.PathLike):
-        raise ConfigError(f"compare: sources = {str(sources)!r}: give a list of them")
+        raise ConfigError(f"compare: sources = {str(sources)!r}: give a list")
     paths = [Path(source) for source in sources]
     result = sweep(paths, Path(out), vary=vary, overrides=overrides, runner=runner)
     if failures := [outcome for outcome in result.outcomes if not outcome.has_report]:
@@ -64,20 +64,20 @@ def sweep(
     overrides: Sequence[str] = (),
     runner: Runner = one_after_another,
 ) -> Sweep:
-    """Run the grid of configs, compare what finished, and tell how each run ended.
+    """Run the grid of configs and compare all finished runs.
 
     Args:
-        sources: run folders, taken as they are, and configs, whose runs are `out/<name>`; one
-            that is finished there is not run again, one that was cut off is taken up.
-        out: the comparison's folder. `<name>.error.txt` in it is the traceback of a failure.
-        vary: `key.path=v1,v2`; the grid is the product of all of them with the configs.
+        sources: folders of finished runs, and configs, whose runs are in `out/<name>`. Finished
+            runs are not repeated; interrupted runs are resumed.
+        out: folder of the comparison; `<name>.error.txt` in it is the traceback of a failed run.
+        vary: `key.path=v1,v2`; the grid is the product of all variations and configs.
         overrides: `key.path=value`, for all configs.
-        runner: carries the runs out; one after another by default.
+        runner: function that does the runs; by default one after another.
 
     Raises:
-        ConfigError: no source, two of the same name, a source that is neither, a wrong config, a
-            folder of another run, an `out` that another process is writing into. All configs are
-            read before the first is run. Or no run could begin.
+        ConfigError: no source, an invalid source or config, two equal names, a folder of another
+            run, or an `out` that another process uses. All configs are read before the first run
+            begins. Also raised if no run could begin.
         RunsFailedError: no run has a report.
     """
     jobs, arms = _jobs(sources, out, vary, overrides)
@@ -103,12 +103,12 @@ def _reasons(outcomes: Sequence[Outcome]) -> str:
 def _jobs(
     sources: Sequence[Path], out: Path, vary: Sequence[str], overrides: Sequence[str]
 ) -> tuple[list[Job | Path], dict[Path, Arm]]:
-    """Return the runs to be done and the folders to be read, all checked, and the runs' arms."""
+    """Return the jobs and the folders to read, all checked, and the jobs' arms by folder."""
     if not sources:
         raise ConfigError("compare: name at least one config or run folder")
     variations = [parse_variation(text) for text in vary]
     if (vary or overrides) and all(source.is_dir() for source in sources):
-        raise ConfigError("compare: --vary and --set are for configs, and all sources are folders")
+        raise ConfigError("compare: --vary and --set need configs, but all sources are run folders")
     jobs: list[Job | Path] = []
     arms: dict[Path, Arm] = {}
     for source in sources:

@@ -1,4 +1,4 @@
-"""Run a list of jobs: skip what is finished, resume what was interrupted."""
+"""Run a list of jobs: skip finished runs, resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENDINGS: dict[type[Exception], Ending] = {
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be done: what it is called, its config and its folder, absolute."""
+    """A run to do: its name, its config and its folder (an absolute path)."""
 
     name: str
     config: Config
@@ -40,15 +40,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
-        name: the job's.
-        ending: "budget spent", "halted" and "diverged" left a report, as "finished" did; the
-            others left none.
-        seconds: this attempt took.
-        reason: a line; empty where all went well.
-        traceback: the whole story of a failure.
+        name: name of the job.
+        ending: "finished", "budget spent", "halted" and "diverged" left a report; the others left
+            none.
+        seconds: time of this attempt.
+        reason: reason in one line; empty if the run finished.
+        traceback: traceback of an error; else empty.
     """
 
     name: str
@@ -65,26 +65,26 @@ class Outcome:
 
 Outcomes = Generator[Outcome, None, None]
 Runner = Callable[[Sequence[Job]], Outcomes]
-"""Carries out jobs in any order and yields each one's outcome as it ends."""
+"""Does jobs in any order and yields the outcome of each job when it ends."""
 
 
 def attempt(job: Job) -> Outcome:
-    """Begin or take up a run; every exception but the end of the process becomes its outcome."""
+    """Begin or resume a run; turn every `Exception` into its outcome."""
     started = time.monotonic()
     ending: Ending = "finished"
-    reason = story = ""
+    reason = trace = ""
     try:
         run(job.config, job.out, resume=True)
-    except Exception as error:  # the other runs go on, whatever it is
+    except Exception as error:  # the other runs must go on
         ending = next((end for kind, end in _ENDINGS.items() if isinstance(error, kind)), "failed")
         text = str(error) if ending != "failed" else f"{type(error).__name__}: {error}"
         reason = "; ".join(line.strip() for line in text.splitlines() if line.strip())
-        story = traceback.format_exc()
-    return Outcome(job.name, ending, time.monotonic() - started, reason, story)
+        trace = traceback.format_exc()
+    return Outcome(job.name, ending, time.monotonic() - started, reason, trace)
 
 
 def one_after_another(jobs: Sequence[Job]) -> Outcomes:
-    """Carry out the jobs in this process, in their order."""
+    """Do the jobs in this process, in the given order."""
     for number, job in enumerate(jobs, start=1):
         log.info("%s: begins (%d of %d)", job.name, number, len(jobs))
         yield attempt(job)
@@ -96,43 +96,45 @@ log = logging.getLogger("fedsim")
 def carry_out(
     jobs: Sequence[Job], out: Path, runner: Runner = one_after_another
 ) -> dict[str, Outcome]:
-    """Bring every job to an end and return how each ended, by name.
+    """Do all jobs and return their outcomes, by name.
 
     Args:
-        jobs: with folders of their own; `check_folders` refuses others.
-        out: `<name>.error.txt` in it is the traceback of a failure.
-        runner: carries out those that are not finished.
+        jobs: jobs that passed `check_folders`.
+        out: folder for `<name>.error.txt`, the traceback of a failed run.
+        runner: function that does the unfinished jobs.
     """
     outcomes = {
         job.name: _outcome_before(job) for job in jobs if RunFolder(job.out).report.exists()
     }
-    left = [job for job in jobs if job.name not in outcomes]
-    if left:
-        with closing(runner(left)) as ending:
-            for number, outcome in enumerate(ending, start=1):
+    unfinished = [job for job in jobs if job.name not in outcomes]
+    if unfinished:
+        with closing(runner(unfinished)) as new_outcomes:
+            for number, outcome in enumerate(new_outcomes, start=1):
                 outcomes[outcome.name] = outcome
-                _take_down(outcome, out, f"{number} of {len(left)}")
+                _record(outcome, out, f"{number} of {len(unfinished)}")
     return outcomes
 
 
 def check_folders(jobs: Sequence[Job | Path], out: Path) -> None:
-    """Look at every folder before the first run begins.
+    """Check all folders before the first run begins.
 
     Args:
-        jobs: runs to be done, and folders of finished ones.
-        out: the folder of the comparison.
+        jobs: runs to do, and folders of finished runs.
+        out: folder of the comparison.
 
     Raises:
-        ConfigError: two of the same folder, a folder that is no finished run, that holds another
-            run or something else, or an `out` that is a run's folder.
+        ConfigError: two jobs share a folder; a folder has no finished run, another run or other
+            files; or `out` is a run folder.
     """
     if RunFolder(out).identity.exists():
-        raise ConfigError(f"--out {out}: is a run's folder; give the comparison another")
+        raise ConfigError(f"--out {out}: is a run folder; give the comparison another folder")
     seen: set[Path] = set()
     for job in jobs:
         folder = job.out if isinstance(job, Job) else job.resolve()
         if folder in seen:
-            raise ConfigError(f"compare: two runs would share the folder {folder}; call them apart")
+            raise ConfigError(
+                f"compare: two runs would share the folder {folder}; give them different names"
+            )
         seen.add(folder)
     for job in jobs:
         if not isinstance(job, Job):
@@ -144,19 +146,19 @@ def check_folders(jobs: Sequence[Job | Path], out: Path) -> None:
 
 def _outcome_before(job: Job) -> Outcome:
     report = load_report(job.out)
-    done, asked = report.cost.rounds, job.config.strategy.rounds
+    done, planned = report.cost.rounds, job.config.strategy.rounds
     log.info("%s: finished before, not run again", job.name)
     if report.diverged:
         return Outcome(job.name, "diverged", reason=report.diverged)
     if report.halted:
         return Outcome(job.name, "halted", reason=report.halted)
-    if done == asked:
+    if done == planned:
         return Outcome(job.name, "finished")
-    return Outcome(job.name, "budget spent", reason=f"ended after {done} of {asked} rounds")
+    return Outcome(job.name, "budget spent", reason=f"ended after {done} of {planned} rounds")
 
 
-def _take_down(outcome: Outcome, out: Path, place: str) -> None:
-    """Say how a run ended, and keep the traceback of a failure or drop an earlier one."""
+def _record(outcome: Outcome, out: Path, place: str) -> None:
+    """Log how a run ended; write the traceback of a failure, or delete an earlier traceback."""
     log.info("%s: %s after %.1f s (%s)", outcome.name, outcome.ending, outcome.seconds, place)
     path = out / f"{outcome.name}.error.txt"
     if outcome.has_report:

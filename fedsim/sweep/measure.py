@@ -1,4 +1,4 @@
-"""Run a grid of configs over seeds, each line with its own tuned settings."""
+"""Run a grid of configs over seeds, with tuned settings for each line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedsim.sweep.jobs import (
 )
 from fedsim.sweep.tuning import SEED_OFFSET, Chosen, refuse_clashes, trials, tune
 
-# The sizes that a budget sets, and what they were computed from.
+# Keys that a budget sets, and keys from which it computes them.
 _SET_BY_BUDGET = (
     "strategy.cohort_size",
     "strategy.batch_size",
@@ -37,16 +37,16 @@ _SET_BY_BUDGET = (
     "strategy.selection",
 )
 SIZES = (
-    "Cohort and batch sizes for a budget were computed from how many users there are and how many "
-    "examples they have, which count as public here, whatever was declared."
+    "Cohort and batch sizes for a budget follow from the numbers of users and of their examples. "
+    "These count as public here, even if other numbers were declared."
 )
 
 
 def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
-    """Return every cell at every budget of expected gradients a round, the last varying fastest.
+    """Return each cell at each budget of expected gradients per round; budgets vary fastest.
 
     Raises:
-        ConfigError: a budget that is no positive number, or that the data cannot give.
+        ConfigError: a budget is not a positive number, or the data cannot meet it.
     """
     budgeted = []
     for cell in cells:
@@ -68,40 +68,40 @@ def measure(
     seeds: int = 1,
     runner: Runner = one_after_another,
 ) -> GridResult:
-    """Tune and repeat every cell, and return the results.
+    """Tune and repeat each cell, and return the results.
+
+    Finished runs are not repeated, and interrupted runs are resumed. A run that fails or diverges
+    appears in the result instead of raising.
 
     Args:
-        cells: of one or several grids; their names differ.
-        out: a folder for all runs, `<cell>,seed=<s>`; those of tuning are in `tuning/`.
-        keys: what is tuned, cell by cell; nothing by default.
-        seeds: repetitions; the seeds are the config's own and those that follow it.
-        runner: carries the runs out.
-
-    Runs that are finished are not run again, and one that was cut off is taken up. A run that
-    fails or diverges is a line's failure, not an exception.
+        cells: cells of one or several grids, with unique names.
+        out: folder of all runs, `<cell>,seed=<s>`; tuning runs are in `tuning/`.
+        keys: keys to tune for each cell, with their values.
+        seeds: number of seeds, counted up from the config's seed.
+        runner: function that does the runs.
 
     Raises:
-        ConfigError: names or folders that clash, a key that a config does not take: nothing has
-            been run then. Or, after the tuning, a folder of a run with other chosen settings: a
-            trial that had failed before has now another outcome.
+        ConfigError: names or folders clash, or a config does not take a key; nothing has run then.
+            Or a folder has a run with other tuned settings, because a trial that failed before now
+            has another outcome.
     """
     _check(cells, keys, seeds)
     if keys:
-        tried = [job for cell in cells for job in trials(cell, keys, out).values()]
-        check_folders(tried, out)
+        trial_jobs = [job for cell in cells for job in trials(cell, keys, out).values()]
+        check_folders(trial_jobs, out)
         chosen, tuning = tune(cells, keys, out, runner)
     else:
         chosen, tuning = [Chosen(cell, {}) for cell in cells], None
     repeats = [[] if choice.failure else _repeats(choice.cell, seeds, out) for choice in chosen]
-    # Seed by seed: runs of one seed share the texts and the model that are in memory.
-    jobs = sorted((job for of in repeats for job in of), key=lambda job: job.config.seed)
+    # Sort by seed, because runs of one seed share texts and model in memory.
+    jobs = sorted((job for each in repeats for job in each), key=lambda job: job.config.seed)
     check_folders(jobs, out)
     outcomes = carry_out(jobs, out, runner)
     ended = [outcome for outcome in outcomes.values() if outcome.ending != "wrong input"]
     if jobs and not ended:
         job = jobs[0].name
         raise ConfigError(f"{job}: {outcomes[job].reason} (no run could begin)")
-    lines = [_line(choice, of, outcomes) for choice, of in zip(chosen, repeats, strict=True)]
+    lines = [_line(choice, each, outcomes) for choice, each in zip(chosen, repeats, strict=True)]
     return GridResult(
         lines=tuple(lines),
         differences=differences(lines),
@@ -114,7 +114,7 @@ def measure(
 def _notes(
     cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome], *, tuned: bool
 ) -> list[str]:
-    """Return what to read before the lines are compared; differences within one seed count."""
+    """Return sentences to read with the lines, such as on differences between runs of a seed."""
     by_seed: dict[int, list[RunReport]] = {}
     for job in jobs:
         if outcomes[job.name].has_report:
@@ -128,17 +128,17 @@ def _notes(
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:
     if not 1 <= seeds <= SEED_OFFSET:
-        raise ConfigError(f"--seeds {seeds}: must be at least 1, and at most {SEED_OFFSET}")
+        raise ConfigError(f"--seeds {seeds}: must be between 1 and {SEED_OFFSET}")
     names = [cell.name for cell in cells]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"compare: two lines would be called {twice[0]!r}; rename a config")
     if any("seed" in dict(cell.settings) for cell in cells):
-        raise ConfigError("--vary seed: give --seeds N, which repeats every line over N seeds")
+        raise ConfigError("--vary seed: give --seeds N, which repeats each line with N seeds")
     for cell in cells if keys else ():
         if not (cell.config.data.held_out_users or cell.config.data.held_out_examples):
             raise ConfigError(
                 f"--tune: {cell.name}: data.held_out_users = 0, data.held_out_examples = 0: there "
-                "is no text to compare the values on; hold some out"
+                "is no text to compare the values on; give one a fraction above 0"
             )
     refuse_clashes(cells, keys)
 
@@ -175,4 +175,4 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"--budget {text}: must be a number of gradients a round") from None
+        raise ConfigError(f"--budget {text}: must be a number of gradients per round") from None

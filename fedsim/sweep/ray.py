@@ -1,4 +1,4 @@
-"""Runs of a sweep as Ray tasks, side by side; a run whose process died is taken up again."""
+"""Do the runs of a sweep as parallel Ray tasks; resume a run if its process died."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from fedsim.errors import ConfigError, about
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require
 from fedsim.sweep.jobs import Job, Outcome, Outcomes, attempt
 
-_RETRIES = 3  # of a run whose process died; it goes on from its last checkpoint
-_POLL = 1.0  # seconds after which Ctrl-C is looked for
+_RETRIES = 3  # retries after a process died; each resumes from the last checkpoint
+_POLL = 1.0  # seconds between checks for Ctrl-C
 
 
 @dataclass(frozen=True)
 class OnRay:
-    """A `fedsim.sweep.jobs.Runner`: a task a job, with the share that its config gives one worker.
+    """A `fedsim.sweep.jobs.Runner`: one task per job, with the resources of one worker.
 
-    Folders are named to the tasks as they are here, so the machines of a cluster need a file
-    system in common.
+    Tasks use the same paths as this process, so the machines of a cluster need a common file
+    system.
 
     Attributes:
-        address: of an existing cluster; "" starts one here, which ends with the last job.
-        workers: the most jobs at once; None for as many as there is room for.
+        address: address of a running cluster; "" starts one here and stops it after the last job.
+        workers: maximum number of parallel jobs; None: as many as fit.
     """
 
     address: str = ""
     workers: int | None = None
 
     def __call__(self, jobs: Sequence[Job]) -> Outcomes:
-        """Yield outcomes as they come; closing the iterator ends the tasks that still run.
+        """Yield outcomes as jobs end; closing the iterator cancels the running tasks.
 
         Raises:
-            ConfigError: no Ray, no cluster, a job that wants Ray workers of its own, or more
-                asked for than the cluster has. No job was begun then.
+            ConfigError: no Ray, no cluster, a job that needs its own Ray workers, or more
+                resources requested than the cluster has. No job has begun then.
         """
         _refuse_nested(jobs)
         ray = import_ray()
@@ -75,15 +75,15 @@ def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:  # noqa: ANN401
     try:
         outcome: Outcome = ray.get(reference)
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None) or error  # of a task, an error on the way to its run
+        cause = getattr(error, "cause", None) or error  # a task's own error before its run began
         first = str(cause).strip().partition("\n")[0]
-        reason = f"given up after {_RETRIES} new starts: {type(cause).__name__}: {first}"
+        reason = f"stopped after {_RETRIES} retries: {type(cause).__name__}: {first}"
         return Outcome(job.name, "failed", reason=reason, traceback=str(error))
     return outcome
 
 
 def _attempt_in(job: Job, folder: str) -> Outcome:
-    """Run in a worker process; relative paths of the config mean what they mean at home."""
+    """Run in a worker process, from `folder`, so that the config's relative paths hold."""
     os.chdir(folder)
     return attempt(job)
 
@@ -92,14 +92,14 @@ def _refuse_nested(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.config.executor.grid != "in-process":
             raise ConfigError(
-                f"{job.name}: executor.grid = {job.config.executor.grid!r}: a run of --grid ray "
-                "computes in its own process; add --set executor.grid=in-process --set "
+                f"{job.name}: executor.grid = {job.config.executor.grid!r}: with --grid ray each "
+                "run computes in one process; add --set executor.grid=in-process --set "
                 "executor.workers=1, or leave --grid out"
             )
 
 
 def _check_shares(jobs: Sequence[Job], at_once: int | None) -> None:
-    """Raise `ConfigError` unless the cluster has each kind of share as often as asked for."""
+    """Raise `ConfigError` unless the cluster has enough workers of each size."""
     executors = [job.config.executor for job in jobs]
     kinds = Counter((executor.cpus_per_worker, executor.gpus_per_worker) for executor in executors)
     for (cpus, gpus), count in kinds.items():

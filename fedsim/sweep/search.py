@@ -1,9 +1,9 @@
-"""`fedsim tune`: a search for the best settings whose ε is that of the search and of its winner.
+"""`fedsim tune`: search for the best settings; one ε covers the search and its winner.
 
-The settings of each trial are drawn from the candidates, the number of trials at random, and only
-the trial with the best private score leaves the folder: `fedsim.accounting.search` prices that.
-Draws come from a secret that is kept as a run's is, so a search that was killed goes on with the
-same trials, which have the same bits, and nothing is charged twice.
+The search draws a random number of trials, and the settings of each trial from the candidates. It
+releases only the trial with the best private score. `fedsim.accounting.search` computes its ε.
+All draws follow from a stored secret, as in a run. So a resumed search repeats the same trials bit
+for bit, and charges them once.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ log = logging.getLogger("fedsim")
 STATE, RESULT, WINNER, TRIALS = "search.json", "tune.json", "winner", "trials"
 _ERROR = "trial.error.txt"
 _NEVER_VARIED = ("data", "privacy", "seed", "training")
-_PRICE = ("cost", "unit", "accountant", "relation")  # of a plan: they decide a trial's ε
+_PRICE = ("cost", "unit", "accountant", "relation")  # fields of a plan that determine a trial's ε
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search does, found out before it begins.
+    """The plan of a search.
 
     Attributes:
-        cells: the candidates, each with the search in its config.
-        plans: of the candidates; all cost the same.
-        seed: of the number of trials, their settings and all trials' choices for users.
+        cells: the candidates, with `privacy.search` in their configs.
+        plans: plans of the candidates, with equal costs.
+        seed: seed of the number of trials, their settings and all trials' choices for users.
     """
 
     cells: Sequence[Cell]
@@ -80,44 +80,44 @@ class Search:
 
     @property
     def epsilon(self) -> float:
-        """What the whole search costs at the configured δ."""
+        """ε of the whole search at the configured δ."""
         rounds = self.cells[0].config.strategy.rounds
         return self._spent([(self.plan.cost, rounds)])
 
     @property
     def epsilon_of_trial(self) -> float:
-        """What one trial and its score would cost, if it were the only one."""
+        """ε of a single run with a trial's noise, and its score, without a search."""
         return self._spent(self.plan.cost.trial)
 
     def _spent(self, costs: Composition) -> float:
         delta = self.cells[0].config.privacy.delta or 0.0
-        plan = self.plan  # one trial by the accountant of the search, which may be another's
+        plan = self.plan  # account a single trial with the accountant of the search
         chosen = choose([plan.cost], plan.accountant, plan.relation)[0]
         return epsilon_of_composition(costs, delta, chosen.name, plan.relation)
 
     def sentence(self, *, drawn: bool = False) -> str:
-        """Say what the search costs, and what each trial is trained with because of it."""
+        """Return a sentence on the cost of the search and on the noise of its trials."""
         terms = plan_terms(self.cells[0].config, self.plan, self.epsilon, drawn=drawn)
         return (
-            f"A search among {len(self.cells)} candidates. {terms.sentence()} A run by itself with "
-            f"that noise, and its score, would have ε = {text_up(self.epsilon_of_trial, 4)} "
-            "under the same terms: the search pays where the best candidate gains more over the "
-            "defaults than training with more noise takes."
+            f"A search among {len(self.cells)} candidates. {terms.sentence()} A single run with "
+            f"this noise, and its score, would have ε = {text_up(self.epsilon_of_trial, 4)} "
+            "under the same terms. The search is worthwhile if the best candidate gains more than "
+            "the additional noise costs."
         )
 
 
 def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int | None) -> Search:
-    """Return the search over some candidates; nothing is written.
+    """Return the search over the candidates; write nothing.
 
     Raises:
-        ConfigError: fewer than two candidates, settings that change what a trial costs or protects,
-            or an ε that the search cannot keep.
+        ConfigError: fewer than two candidates, settings that change a trial's cost or guarantee, or
+            an ε that the search cannot meet.
     """
     if len(cells) < 2:
-        raise ConfigError("--vary: one candidate is no choice; give at least two values")
+        raise ConfigError("--vary: there is only one candidate; give at least two values")
     for key in cells[0].keys:
         if key.partition(".")[0] in _NEVER_VARIED:
-            raise ConfigError(f"--vary {key}: decides what is protected, or how; vary others")
+            raise ConfigError(f"--vary {key}: trials need equal data and guarantees; vary others")
     searched = [_with_search(cell, trials, stopping) for cell in cells]
     config = searched[0].config
     seed = new_data_seed(config) if data_seed is None else data_seed
@@ -125,14 +125,14 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
     for cell, plan in zip(searched, plans, strict=True):
         if plan.noise_multiplier == 0.0 or plan.cost.search is None:
             raise ConfigError(
-                f"strategy.name = {plan.strategy!r}: has no private runs to choose from; take one "
+                f"strategy.name = {plan.strategy!r}: its runs are not private; take a strategy "
                 "with noise, such as uls"
             )
         if any(getattr(plan, part) != getattr(plans[0], part) for part in _PRICE):
             raise ConfigError(
-                f"--vary {', '.join(cell.keys)}: {cell.name} costs something else than "
-                f"{searched[0].name}, or is accounted otherwise, and all trials of a search have "
-                "one price; vary what no price depends on, such as server.learning_rate or "
+                f"--vary {', '.join(cell.keys)}: {cell.name} has another privacy cost or "
+                f"accountant than {searched[0].name}, but all trials of a search need the same; "
+                "vary keys that do not change the cost, such as server.learning_rate or "
                 "strategy.clip.l2_clip_norm"
             )
     return Search(searched, plans, seed)
@@ -141,7 +141,7 @@ def prepare(cells: Sequence[Cell], trials: float, stopping: str, data_seed: int 
 def _with_search(cell: Cell, trials: float, stopping: str) -> Cell:
     overrides = [
         f"privacy.search={{trials={trials:g},stopping='{stopping}'}}",
-        "training.trackers=[]",  # the winner's are written when it is found
+        "training.trackers=[]",  # trackers get only the winner, at the end
     ]
     if cell.config.training.private_evaluation is None:
         overrides.append("training.private_evaluation={}")
@@ -157,20 +157,20 @@ def run_search(
     resume: bool = False,
     runner: Runner = one_after_another,
 ) -> Path:
-    """Carry out a search and return the winner's run folder.
+    """Do a search and return the winner's run folder.
 
     Args:
-        cells: the candidates: configs that differ in what is tuned.
-        out: the search's folder, absent or empty unless `resume`.
-        trials: how many there are on average.
-        stopping: the law of their number: see `fedsim.accounting.search.Search`.
-        resume: take up the search in `out`.
-        runner: carries the trials out.
+        cells: the candidates: configs that differ in the tuned settings.
+        out: folder of the search, absent or empty unless `resume`.
+        trials: average number of trials.
+        stopping: distribution of the number: see `fedsim.accounting.search.Search`.
+        resume: continue the search in `out`.
+        runner: function that does the trials.
 
     Raises:
-        ConfigError: as `prepare`; or `out` is taken, or of another search.
-        BudgetSpentError: a shared ledger does not pay for the search; no trial was begun.
-        HaltedError: no trial ended with a model; the search is charged.
+        ConfigError: see `prepare`; or `out` is in use, or holds another search.
+        BudgetSpentError: a shared ledger does not pay for the search; no trial has begun.
+        HaltedError: no trial gave a model; the search is charged.
     """
     with sole_writer(out):
         asked = {
@@ -189,18 +189,18 @@ def run_search(
             _best(search, _jobs(search, out), out, runner).replace(winner.path)
         config, report = winner.read_config(), load_report(winner.path)
         state = ServerState(0, {}, ledger=winner.read_ledger())
-        write_promise(winner, config, search.plan, state, report)  # nothing had one before
+        write_promise(winner, config, search.plan, state, report)  # trials have no promise
         _write_result(search, out, config)
         factories = find_trackers(cells[0].config.training.trackers)
         with tracking(factories, winner.path, config, epsilon_terms(search.plan, cells[0].config)):
-            pass  # a tracker begins with the lines that are there
+            pass  # a tracker first sends the existing lines
         shutil.rmtree(out / TRIALS, ignore_errors=True)
         (out / _ERROR).unlink(missing_ok=True)
     return winner.path
 
 
 def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
-    """Return the secret of the search in `out`; None where it was killed before it had one."""
+    """Return the secret of the search in `out`; None if a kill came before it was stored."""
     path = out / STATE
     if not path.exists():
         return None
@@ -218,12 +218,12 @@ def _begun(out: Path, asked: Mapping[str, Any]) -> int | None:
 
 
 def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
-    """Charge the whole search, in the ledger that others share too, before its first trial."""
+    """Charge the whole search before its first trial, in its own and in a shared ledger."""
     plan, config = search.plan, search.cells[0].config
     path = out / STATE
     release = search.release_id
     account = shared_account(config.privacy.shared, plan)
-    if account is not None:  # again on a resume, which costs nothing
+    if account is not None:  # repeating this on a resume costs nothing
         account.charge(0, plan.cost, release, [(plan.cost, config.strategy.rounds)])
     if not path.exists():
         state = {"id": keep_seed(search.seed), "asked": asked}
@@ -235,12 +235,12 @@ def _begin(search: Search, out: Path, asked: Mapping[str, Any]) -> None:
 
 
 def _jobs(search: Search, out: Path) -> list[Job]:
-    """Return the trials, as many as are drawn."""
-    law = search.plan.cost.search
-    if law is None:
-        raise ValueError("search: its plan has none")
+    """Draw the number of trials and their settings; return their jobs."""
+    distribution = search.plan.cost.search
+    if distribution is None:
+        raise ValueError("search: the plan has no search")
     jobs = []
-    for number in range(law.draw(stream(search.seed, "tuning", 0))):
+    for number in range(distribution.draw(stream(search.seed, "tuning", 0))):
         drawn = stream(search.seed, "tuning", 1, number)
         cell = search.cells[int(drawn.integers(len(search.cells)))]
         trial = int(drawn.integers(2**62))
@@ -251,32 +251,32 @@ def _jobs(search: Search, out: Path) -> list[Job]:
 
 
 def _best(search: Search, jobs: Sequence[Job], out: Path, runner: Runner) -> Path:
-    """Carry out the trials and return the best one's folder; the others lose their models."""
-    left, kept_as = [], read_json(out / STATE)["id"]
+    """Do the trials and return the best trial's folder; delete the models of the others."""
+    unfinished, kept_as = [], read_json(out / STATE)["id"]
     for job in jobs:
         run_folder = RunFolder(job.out)
         if not run_folder.identity.exists():
             job.out.mkdir(parents=True, exist_ok=True)
-            read = materials_of(job.config, search.seed).sources
-            run_folder.begin(job.config, read, search.seed, kept_as=kept_as)
+            sources = materials_of(job.config, search.seed).sources
+            run_folder.begin(job.config, sources, search.seed, kept_as=kept_as)
         if not run_folder.report.exists():
-            left.append(job)
-    ended = [Outcome(job.name, "finished") for job in jobs if job not in left]
+            unfinished.append(job)
+    finished = [Outcome(job.name, "finished") for job in jobs if job not in unfinished]
     folders = {job.name: job.out for job in jobs}
     best: tuple[float, Path] | None = None
-    for outcome in chain(ended, runner(left)):
+    for outcome in chain(finished, runner(unfinished)):
         _check_ended(outcome, out)
         folder = folders[outcome.name]
         scores = load_report(folder).private_scores
-        found = (math.inf if scores is None else scores.loss, folder)
-        worse = found if best is not None and best[0] <= found[0] else best
-        best = best if worse is found else found
+        trial = (math.inf if scores is None else scores.loss, folder)
+        worse = trial if best is not None and best[0] <= trial[0] else best
+        best = best if worse is trial else trial
         if worse is not None:
             for name in ("model", "adapter", "checkpoints"):
                 shutil.rmtree(worse[1] / name, ignore_errors=True)
     if best is None or best[0] == math.inf:
         raise HaltedError(
-            "the search has no winner: no trial was drawn, or every trial diverged; its price is "
+            "the search has no winner: it drew no trial, or all trials diverged; its cost is "
             "charged"
         )
     return best[1]
@@ -288,13 +288,13 @@ def _check_ended(outcome: Outcome, out: Path) -> None:
     if not outcome.has_report:
         write_atomically(out / _ERROR, outcome.traceback)
         raise RuntimeError(
-            f"{outcome.name}: {outcome.reason} (see {out / _ERROR}); mend it and go on with "
+            f"{outcome.name}: {outcome.reason} (see {out / _ERROR}); fix it and continue with "
             "--resume"
         )
 
 
 def _write_result(search: Search, out: Path, config: Config) -> None:
-    """Write the winner's settings, its private score, which ε covers, and the candidates."""
+    """Write the winner's settings, its private score (covered by ε), and the candidates."""
     report = load_report(out / WINNER)
     raw = config.model_dump()
     raw["privacy"]["search"]["trial"] = None

@@ -19,19 +19,19 @@ from fedsim.sweep.jobs import Job, Outcome, Runner, carry_out
 log = logging.getLogger("fedsim")
 
 FOLDER = "tuning"
-# Far from the seeds that are reported: another split, other coins, other noise.
+# Far from the seeds of results, so that tuning has another split, other coins and other noise.
 SEED_OFFSET = 1_000
 _NOT_TUNED = ("privacy", "data", "seed")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The result of tuning: a cell with its best settings, or why there is none.
+    """The result of tuning a cell.
 
     Attributes:
-        cell: with the settings laid over; as it was where nothing worked.
-        settings: label to value.
-        failure: a sentence where every trial failed or diverged.
+        cell: cell with the best settings; unchanged if no trial worked.
+        settings: the best settings, label to value.
+        failure: reason why no trial worked; else empty.
     """
 
     cell: Cell
@@ -40,12 +40,12 @@ class Chosen:
 
 
 def trials(cell: Cell, keys: Sequence[Variation], out: Path) -> dict[tuple[str, ...], Job]:
-    """Return a job for each combination of values, at the tuning seed.
+    """Return one job per combination of values, with the tuning seed.
 
     Keys that the cell's strategy does not read are left out.
 
     Raises:
-        ConfigError: a setting that the config does not take.
+        ConfigError: the config does not take a setting.
     """
     if not (keys := _read_keys(cell, keys)):
         return {}
@@ -65,20 +65,16 @@ def trials(cell: Cell, keys: Sequence[Variation], out: Path) -> dict[tuple[str, 
 def tune(
     cells: Sequence[Cell], keys: Sequence[Variation], out: Path, runner: Runner
 ) -> tuple[list[Chosen], Tuning]:
-    """Try every combination on every cell and keep the one with the least held-out loss.
+    """Try all combinations on each cell and keep the one with the lowest held-out loss.
 
-    The runs that try have a seed and noise of their own, and a split where that is drawn; their
-    losses are never reported as results. They are read from private text: that choice is a query
-    which no ε accounts for, and the statement says so.
+    Trials have a different seed, so other noise and, if the split is random, another split. Their
+    losses are not reported as results. No ε covers the choice, which depends on private text; the
+    statement says so.
     """
     jobs = {cell.name: trials(cell, keys, out) for cell in cells}
-    outcomes = carry_out([job for of in jobs.values() for job in of.values()], out, runner)
-    reports = {
-        job.name: load_report(job.out)
-        for of in jobs.values()
-        for job in of.values()
-        if outcomes[job.name].has_report
-    }
+    all_jobs = [job for each in jobs.values() for job in each.values()]
+    outcomes = carry_out(all_jobs, out, runner)
+    reports = {job.name: load_report(job.out) for job in all_jobs if outcomes[job.name].has_report}
     labels = labels_of(keys)
     chosen, tried = [], {}
     for cell in cells:
@@ -108,10 +104,9 @@ def tune(
         gradients=sum(report.cost.gradients for report in reports.values()),
         seconds=math.fsum(report.cost.seconds for report in reports.values()),
         tried=tried,
-        statement=f"{', '.join(labels)} chosen for each of {len(cells)} lines by held-out loss, "
-        f"{len(outcomes)} runs with a seed and noise of their own. The text that chose is, in part "
-        "or whole, the text whose losses are reported. It is private: the choice is a query that "
-        "no ε here accounts for, unless that text is public.",
+        statement=f"{', '.join(labels)} chosen for each of {len(cells)} lines by held-out loss, in "
+        f"{len(outcomes)} runs with another seed and other noise. Their held-out text overlaps the "
+        "held-out text of the results. Unless this text is public, ε does not cover the choice.",
     )
 
 
@@ -125,23 +120,23 @@ def _overrides(keys: Sequence[Variation], values: Sequence[str]) -> list[str]:
 
 
 def _loss(report: RunReport | None, outcome: Outcome) -> float:
-    """NaN also for a trial that was stopped before its last round: not what was asked for."""
+    """Return the final held-out loss; NaN without a report or if the trial ended early."""
     whole = report is not None and outcome.ending == "finished"
     return report.utility.final.loss if report is not None and whole else math.nan
 
 
 def refuse_clashes(cells: Sequence[Cell], keys: Sequence[Variation]) -> None:
-    """Raise `ConfigError` for a key that has its value already, or that losses cannot choose."""
+    """Raise `ConfigError` for a key that the grid sets, or that losses cannot choose."""
     taken = {key for cell in cells for key in cell.keys}
     for key in (variation.key for variation in keys):
         if key.partition(".")[0] in _NOT_TUNED:
             raise ConfigError(
-                f"--tune {key}: a smaller loss there says nothing; --vary compares promises and "
-                "data, and --seeds N repeats every run"
+                f"--tune {key}: a lower loss is no reason to choose it; --vary compares guarantees "
+                "and data, and --seeds N repeats each run"
             )
-        # Setting one key would undo the other: they are equal, or a table and its part.
+        # Two keys clash if they are equal, or one is a table that holds the other.
         if any(f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.") for one in taken):
             raise ConfigError(
-                f"--tune {key}: has its value from --vary or --budget, or sizes for --budget "
-                "were computed with it; a key has its values from one of them"
+                f"--tune {key}: --vary or --budget already sets it, or --budget computed sizes "
+                "from it; use only one of the options for a key"
             )

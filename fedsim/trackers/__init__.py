@@ -1,5 +1,5 @@
-"""Trackers: a run's metrics shown elsewhere, in TensorBoard, Weights & Biases or MLflow.
+"""Trackers: send a run's metrics to TensorBoard, Weights & Biases or MLflow.
 
-Start at `tracking.py`, the interface. Each of the others needs a package that is an extra.
-A run reaches them by their names (entry points `fedsim.trackers`).
+Start at `tracking.py`, the interface. Each other module needs an optional package. A run finds
+trackers by name (entry points `fedsim.trackers`).
 """

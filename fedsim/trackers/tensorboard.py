@@ -12,7 +12,7 @@ from fedsim.trackers.tracking import scalars
 
 
 class TensorBoard:
-    """Scalars by round in `tensorboard/` of the run folder; other files there stay."""
+    """Writes scalars by round to `tensorboard/` in the run folder; keeps other files there."""
 
     def __init__(self, run_dir: Path, config: Config, terms: str) -> None:
         folder = run_dir / "tensorboard"
@@ -22,7 +22,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder), flush_secs=10)
 
     def on_round(self, line: RoundMetrics) -> None:
-        """Write a scalar for every number of the line, NaN and infinities too."""
+        """Write a scalar for each number of the line, including NaN and infinities."""
         for name, value in scalars(line, self._terms):
             self._writer.add_scalar(name, value, line.round)
 

@@ -23,24 +23,24 @@ log = logging.getLogger("fedsim")
 
 
 class Tracker(Protocol):
-    """Shows a run elsewhere. An error that it raises is logged once, and never ends the run."""
+    """Shows a run elsewhere. Its first error is logged; errors do not end the run."""
 
     def on_round(self, line: RoundMetrics) -> None:
-        """Take a line of `metrics.jsonl`; round 0 is the start. Gets it again after an error."""
+        """Take a line of `metrics.jsonl`; round 0 is the start. Called again after an error."""
 
     def close(self) -> None:
-        """End, whether the run did well or not."""
+        """End, also after a failed run."""
 
 
 TrackerFactory = Callable[[Path, Config, str], Tracker]
 """Registered under `fedsim.trackers`; called with run folder, config and ε's terms.
 
-A tracker gets all lines from the start, also in a resumed run, and begins anew there. The terms
-must be shown with every ε: δ, unit, relation, sampler and accountant; "" without a guarantee.
+A tracker gets all lines from round 0, also in a resumed run. It must show the terms with each ε: δ,
+unit, relation, sampler and accountant; "" without a guarantee.
 """
 
 _PATIENCE = 10.0
-_COVERED = (  # from releases that ε counts
+_COVERED = (  # tags of numbers that ε covers
     *("clip_norm", "released_share", "release_over_noise", "private_scores/"),
 )
 
@@ -49,63 +49,63 @@ def find_trackers(names: Sequence[str]) -> dict[str, TrackerFactory]:
     """Return the factories of these names.
 
     Raises:
-        ConfigError: nothing is registered under a name, or its package is not installed.
+        ConfigError: a name is not registered, or its package is not installed.
     """
-    found = {}
+    factories = {}
     for name in names:
         try:
-            found[name] = resolve("trackers", name, "training.trackers")
-        except ModuleNotFoundError as error:  # a tracker of our own
+            factories[name] = resolve("trackers", name, "training.trackers")
+        except ModuleNotFoundError as error:  # a built-in tracker without its package
             raise ConfigError(
                 f"training.trackers = {name!r}: needs a package ({error}); "
                 f"pip install 'fedsim-dp[{name}]'"
             ) from None
-    return found
+    return factories
 
 
 @contextmanager
 def tracking(
     factories: Mapping[str, TrackerFactory], run_dir: Path, config: Config, terms: str
 ) -> Iterator[Callable[[RoundMetrics], None]]:
-    """Give a function that hands a line to all trackers, and close them at the end.
+    """Yield a function that sends a line to all trackers; close the trackers at the end.
 
-    They get the lines of earlier rounds first.
+    Trackers first get the lines of earlier rounds.
     """
-    told = [
-        _Told(name, partial(factory, run_dir, config, terms), run_dir)
+    trackers = [
+        _RetryingTracker(name, partial(factory, run_dir, config, terms), run_dir)
         for name, factory in factories.items()
     ]
 
-    def tell(line: RoundMetrics | None = None) -> None:
-        for each in told:
-            each.tell(line)
+    def send(line: RoundMetrics | None = None) -> None:
+        for each in trackers:
+            each.send(line)
 
     try:
-        tell()
-        yield tell
+        send()
+        yield send
     finally:
-        for each in told:
+        for each in trackers:
             each.close()
 
 
 @dataclass
-class _Told:
-    """A tracker that may fail: it gets what it missed later, and the run goes on.
+class _RetryingTracker:
+    """A tracker that may fail: the run continues, and the tracker gets missed lines later.
 
-    After an attempt that failed it is left alone for ten times as long as that took: a server that
-    does not answer takes a run a tenth of its time at most.
+    After a failed attempt it waits ten times as long as the attempt took. So an unreachable server
+    slows the run by at most a tenth.
     """
 
     name: str
     make: Callable[[], Tracker]
     run_dir: Path
     tracker: Tracker | None = None
-    num_told: int = 0
+    num_sent: int = 0
     failed: bool = False
     next_attempt: float = 0.0
 
-    def tell(self, line: RoundMetrics | None = None) -> None:
-        """Hand over the last line, and those that it has not got, if it is time for that."""
+    def send(self, line: RoundMetrics | None = None) -> None:
+        """Send the last line and all missed lines, unless it waits after a failure."""
         started = time.monotonic()
         if started < self.next_attempt:
             return
@@ -113,23 +113,23 @@ class _Told:
             self.tracker = self.tracker or self.make()
             for new in self._new_lines(line):
                 self.tracker.on_round(new)
-                self.num_told += 1
-        except Exception as error:  # of somebody else's service
+                self.num_sent += 1
+        except Exception as error:  # an external service may raise anything
             now = time.monotonic()
             self.next_attempt = now + _PATIENCE * (now - started)
             self._warn(error)
 
     def _new_lines(self, last: RoundMetrics | None) -> Sequence[RoundMetrics]:
-        if last is not None and last.round == self.num_told:
+        if last is not None and last.round == self.num_sent:
             return [last]
         if not (self.run_dir / METRICS_FILE).exists():
             return ()
-        return load_metrics(self.run_dir)[self.num_told :]
+        return load_metrics(self.run_dir)[self.num_sent :]
 
     def close(self) -> None:
-        """Hand over the rest, and close it."""
+        """Send all missed lines, and close the tracker."""
         self.next_attempt = 0.0
-        self.tell()
+        self.send()
         try:
             if self.tracker is not None:
                 self.tracker.close()
@@ -141,18 +141,18 @@ class _Told:
             self.failed = True
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             log.warning(
-                "tracker %s: %s; the run goes on, the tracker gets what it missed once it works, "
-                "and metrics.jsonl has it all",
+                "tracker %s: %s; the run continues, the tracker gets missed lines once it works, "
+                "and metrics.jsonl has all lines",
                 self.name,
                 reason,
             )
 
 
 def scalars(line: RoundMetrics, terms: str) -> Iterator[tuple[str, float]]:
-    """Yield a tag and a value for every number of a line but the round, NaN and infinities too.
+    """Yield a tag and a value for each number of a line, without the round.
 
-    The tag of ε has its terms. Numbers from private text that no ε covers, or only a hypothetical
-    one, stand under "not covered by ε".
+    The tag of ε includes its terms. Tags of numbers that no ε, or only a hypothetical ε, covers
+    begin with "not covered by ε". NaN and infinities are included.
     """
     guaranteed = bool(terms) and not terms.startswith(HYPOTHETICAL)
     content = line.model_dump(exclude={"round", "epsilon_terms"}, exclude_none=True)

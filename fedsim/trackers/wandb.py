@@ -1,4 +1,4 @@
-"""The Weights & Biases tracker, offline unless the environment says otherwise."""
+"""The Weights & Biases tracker, offline unless WANDB_MODE is set."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedsim.trackers.tracking import scalars
 
 
 class WeightsAndBiases:
-    """A run of W&B; a resumed run is a new one with all its rounds.
+    """A run of W&B; a resumed run becomes a new run with all rounds.
 
-    Offline unless WANDB_MODE says "online": losses on private text leave the machine only on
-    request, with `wandb sync` for example. The project is WANDB_PROJECT, or "fedsim". Of the
-    config, strategy, privacy and server are shown. Neither code, git state, packages, machine nor
-    console is recorded.
+    It is offline unless WANDB_MODE is "online": losses on private text leave the machine only on
+    request, such as by `wandb sync`. The project is WANDB_PROJECT, or "fedsim". It sends the config
+    sections strategy, privacy and server. It does not record code, git state, packages, machine or
+    console.
     """
 
     def __init__(self, run_dir: Path, config: Config, terms: str) -> None:
         self._folder = run_dir / "wandb"
         for earlier in self._folder.glob("offline-run-*"):
             shutil.rmtree(earlier)
-        self._folder.mkdir(exist_ok=True)  # else W&B writes to a temporary folder
+        self._folder.mkdir(exist_ok=True)  # without it W&B writes to a temporary folder
         self._terms = terms
         shown = {"strategy", "server", "privacy"}
         self._run = wandb.init(
@@ -51,11 +51,11 @@ class WeightsAndBiases:
         )
 
     def on_round(self, line: RoundMetrics) -> None:
-        """Log every number of the line; its step is the round."""
+        """Log all numbers of the line, with the round as step."""
         self._run.log(dict(scalars(line, self._terms)), step=line.round)
 
     def close(self) -> None:
-        """End the run, and remove W&B's own logs, which hold the folder's path."""
+        """End the run, and delete W&B's own logs, which contain the folder's path."""
         self._run.finish()
         for logs in self._folder.glob("*run-*/logs"):
             shutil.rmtree(logs)

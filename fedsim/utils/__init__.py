@@ -1,4 +1,4 @@
-"""Files, locks, JSON, the machine: what has nothing to do with privacy.
+"""Utilities without relation to privacy: files, locks, JSON, the machine.
 
-Imports nothing of fedsim but `fedsim.errors`.
+From fedsim they import only `fedsim.errors`.
 """

@@ -1,4 +1,4 @@
-"""A disk cache of slow numbers, by their parameters and the versions that compute them."""
+"""A disk cache of numbers that are slow to compute, keyed by inputs and package versions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from typing import Any
 from fedsim.utils.files import cache_dir, write_atomically
 from fedsim.utils.json_text import digest, read_json
 
-_VERSION = 1  # raise it when the same inputs would give another number
+_VERSION = 1  # increase this when the same inputs would give another number
 _PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy")
 
 
 def remembered(kind: str, inputs: Mapping[str, Any], compute: Callable[[], float]) -> float:
-    """Return `compute()`, or what it returned before for the same inputs, by the same versions.
+    """Return `compute()`, or its cached result for the same inputs and package versions.
 
-    A number that an earlier fedsim got wrong is never read again.
+    Unreadable entries are computed again. Errors in writing the cache are ignored.
 
     Args:
-        kind: names the folder under `fedsim.utils.files.cache_dir()`.
-        inputs: everything the result depends on, as JSON values.
-        compute: what to do when nothing is known; its errors are not remembered.
-
-    A file that is missing or unreadable is computed again, and a cache that cannot be written is no
-    reason to fail.
+        kind: name of the folder under `fedsim.utils.files.cache_dir()`.
+        inputs: all inputs of the result, as JSON values.
+        compute: computes the result; its errors are not cached.
     """
     key = {
         **inputs,

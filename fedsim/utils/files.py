@@ -1,4 +1,4 @@
-"""Paths, whole-file writes, and which errors come from the disk."""
+"""Paths, atomic writes, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ _OWN_CACHE = (
     "FEDSIM_CACHE=$PWD/cache"
 )
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise classes of their own
+_RUST = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers raise their own classes
 
 
 def shown_name(path_or_id: str) -> str:
-    """Return a file's or folder's own name, or what is no path as it is.
+    """Return the last part of an existing path; return other names unchanged.
 
-    For what is given away: where a file lies on this machine is no reader's business.
+    Published texts use it, so that they do not reveal paths on this machine.
     """
     path = Path(path_or_id).expanduser()
     return path.resolve().name if path.exists() else path_or_id
 
 
 def hub_folder(name: str, file: str) -> Path | None:
-    """Return the folder of the hub's cache that has this file of a model, fetched if it can be.
+    """Return the folder in the hub's cache with this file of a model; fetch it if possible.
 
-    None where the hub has no such model or file, or where neither hub nor cache can say.
+    None if the hub has no such model or file, or if neither hub nor cache can provide it.
     """
     from transformers.utils.hub import cached_file  # noqa: PLC0415  (slow)
 
-    found = None
-    with suppress(OSError, ValueError):  # no hub was reached, or the name is no hub id
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found).parent
+    path = None
+    with suppress(OSError, ValueError):  # the hub is unreachable, or the name is no hub id
+        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path).parent
 
 
 def stamp(path: Path) -> tuple[str, int, int, int]:
-    """Return what changes when a file does, without reading it.
+    """Return values that change if a file changes, without reading it.
 
-    The time at which its entry changed too: archives and tools set the other one to what it was.
+    They include the inode's change time, because archives and tools can reset the modification
+    time.
     """
     status = path.stat()
     return str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -64,10 +65,10 @@ def file_digest(path: Path) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors of the disk that name none: a write that fails does not.
+    """Add the file name to disk errors without one, such as those of a failed write.
 
     Raises:
-        OSError: for every error of the disk in the block, with a file name.
+        OSError: a disk error in the block, with a file name.
     """
     try:
         yield
@@ -78,15 +79,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def disk_message(error: BaseException) -> str | None:
-    """Return a line on what the disk refused, or None for any other error."""
+    """Return a message for an error of the disk; None for other errors."""
     number = _number(error)
     if number is None:
         return None
     name = error.filename if isinstance(error, OSError) and error.filename else "a file"
     refused = "written" if number in (*_NO_ROOM, errno.EROFS) else "read or written"
     return (
-        f"{name}: cannot be {refused}: {os.strerror(number)}; what was written before is whole: "
-        "make room, or get the right to write, and start again (a run: with --resume)"
+        f"{name}: cannot be {refused}: {os.strerror(number)}; earlier files are intact: free disk "
+        "space or correct the permissions, and start again (a run: with --resume)"
     )
 
 
@@ -101,7 +102,7 @@ def cache_dir() -> Path:
     """Return `$FEDSIM_CACHE`, or `$XDG_CACHE_HOME/fedsim`, or `~/.cache/fedsim`.
 
     Raises:
-        ConfigError: there is no home folder either.
+        ConfigError: neither variable is set, and there is no home folder.
     """
     if explicit := os.environ.get("FEDSIM_CACHE"):
         return Path(explicit)
@@ -111,10 +112,10 @@ def cache_dir() -> Path:
 
 
 def writable_cache_dir() -> Path:
-    """Return `cache_dir()`, made and tried.
+    """Return `cache_dir()`, after creating it and a test write.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the folder cannot be written.
     """
     folder = cache_dir()
     try:
@@ -128,7 +129,7 @@ def writable_cache_dir() -> Path:
 
 
 def check_no_pointers(files: Iterable[Path]) -> None:
-    """Raise `ValueError` where a clone without git-lfs left a pointer in place of a file."""
+    """Raise `ValueError` if a file is a git-LFS pointer, as after a clone without git-lfs."""
     for path in files:
         if path.is_file():
             with path.open("rb") as file:
@@ -137,7 +138,7 @@ def check_no_pointers(files: Iterable[Path]) -> None:
 
 
 def write_atomically(path: Path, content: bytes | str, *, private: bool = False) -> None:
-    """Replace `path` by `content`; see `whole_file`. A `private` file is for its owner alone."""
+    """Replace `path` by `content`; see `whole_file`. Only its owner can read a `private` file."""
     data = content.encode() if isinstance(content, str) else content
     with whole_file(path) as temporary:
         temporary.touch(0o600 if private else 0o666)
@@ -146,16 +147,14 @@ def write_atomically(path: Path, content: bytes | str, *, private: bool = False)
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to be written, which replaces `path` when the block ends.
+    """Yield a temporary file beside `path`, which replaces `path` when the block ends.
 
-    A reader sees the old file or the new one, never half. The file is synced, renamed, and its
-    folder synced: after the block a power cut cannot bring the old content back. What fails, for
-    want of room say, leaves nothing behind.
-
-    It keeps the rights of the file that it replaces.
+    Readers see the old file or the new file, but no mixture. The file is synced, renamed, and its
+    folder synced, so that a later power failure cannot restore the old content. An error leaves no
+    temporary file. The new file keeps the permissions of the old one.
 
     Raises:
-        OSError: it could not be written; it names `path`.
+        OSError: the file cannot be written; the message names `path`.
     """
     temporary = _beside(path)
     with naming(path):
@@ -163,7 +162,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             if path.exists() and path.stat().st_mode != temporary.stat().st_mode:
-                shutil.copymode(path, temporary)  # a group may write what others share
+                shutil.copymode(path, temporary)  # such as write access of a group
             _sync(temporary)
             temporary.replace(path)
         except BaseException:
@@ -175,12 +174,12 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """Give an empty hidden folder beside `path` to be filled, then renamed by the block.
+    """Yield an empty hidden folder beside `path`; the block fills and renames it.
 
-    What is left of it when the block ends is removed.
+    If the folder still exists at the end of the block, it is deleted.
 
     Raises:
-        OSError: it could not be made.
+        OSError: the folder cannot be created.
     """
     temporary = _beside(path)
     with naming(temporary):
@@ -192,7 +191,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
 
 
 def sync_all(folder: Path) -> None:
-    """Wait until the folder and everything in it, at any depth, is on the disk."""
+    """Wait until the folder and all its content, at any depth, are on the disk."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
@@ -204,7 +203,7 @@ def rename_synced(path: Path, target: Path) -> None:
 
 
 def drop_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder that no other process is writing into."""
+    """Delete temporary files of killed writers; no other process may be writing to the folder."""
     for path in folder.glob(".*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -213,7 +212,7 @@ def drop_temporaries(folder: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    # Processes of two containers may have one number.
+    # The random part is needed because processes of two containers may have equal ids.
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, held back while something must not be left half done."""
+"""Defer Ctrl-C, SIGTERM and SIGHUP while an operation must finish."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ log = logging.getLogger("fedsim")
 
 
 def stop_as_ctrl_c_does() -> None:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, unless something else is set for them.
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, unless they have another handler.
 
-    `nohup`, for one, has SIGHUP ignored.
+    For example, `nohup` ignores SIGHUP.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -21,14 +21,14 @@ def stop_as_ctrl_c_does() -> None:
 
 
 class Interrupts:
-    """Between `hold` and `release` a signal is kept for `release` to raise; a second Ctrl-C stops.
+    """Defers signals between `hold` and `release`; a second Ctrl-C stops at once.
 
-    A block (`with`) in which Python's own handler of SIGINT is replaced, also where SIGTERM or
-    SIGHUP have it. Where another was set, or outside of the main thread, which gets no signals,
-    nothing changes. A signal that was raised holds back those after it, until the next `release`.
+    Within the `with` block it replaces Python's default handler of SIGINT, and of SIGTERM and
+    SIGHUP if they have the same handler. It does not replace other handlers, and has no effect
+    outside of the main thread. After a signal is raised, later ones are deferred until `release`.
 
     Args:
-        what: is being finished, for the line that a held signal logs.
+        what: the operation to finish, for the log line of a deferred signal.
 
     Examples:
         >>> with Interrupts("the round") as interrupts:
@@ -57,11 +57,11 @@ class Interrupts:
             self.release()
 
     def hold(self) -> None:
-        """From now on, keep a signal."""
+        """Start deferring signals."""
         self._holding = True
 
     def release(self) -> None:
-        """Raise `KeyboardInterrupt` if a signal came, and let the next one through."""
+        """Stop deferring; raise `KeyboardInterrupt` if a signal came."""
         came, self._holding, self._came = self._came, False, False
         if came:
             raise KeyboardInterrupt
@@ -69,9 +69,9 @@ class Interrupts:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         at_once = self._came and number == signal.SIGINT
         if at_once or not self._holding:
-            self._holding = True  # schedulers send SIGTERM and SIGHUP one right after the other
+            self._holding = True  # schedulers send SIGTERM and SIGHUP in quick succession
             raise KeyboardInterrupt
         if not self._came:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            log.info("%s: stops once %s is written down; Ctrl-C stops at once", name, self._what)
+            log.info("%s: stops once %s is saved; Ctrl-C stops at once", name, self._what)
         self._came = True

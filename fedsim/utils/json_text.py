@@ -1,4 +1,4 @@
-"""Parse untrusted JSON, where every failure is a `ValueError`; digests of JSON."""
+"""Parse untrusted JSON, with `ValueError` for all failures; digests of JSON."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  (any JSON)
-    """Parse JSON; errors quote no key, which may be somebody's name.
+    """Parse JSON; error messages do not quote keys, which may be names of users.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, has an endless number, or an
-            object has a key twice, of which a reader would see one and a program the other.
+        ValueError: the text is not JSON or not UTF-8, is nested too deeply, has a number with too
+            many digits, or has an object with a repeated key.
     """
     try:
-        # Decoded here: json would guess at UTF-16 and others.
+        # Decode here, because json would also accept UTF-16 and others.
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
         return json.loads(decoded, object_pairs_hook=_distinct)
     except RecursionError:
@@ -29,10 +29,10 @@ _NEXT = re.compile(r"[^\s,]")
 
 
 def parse_values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text, with spaces, line ends or commas between them.
+    """Yield the JSON values of a text, separated by spaces, line ends or commas.
 
     Raises:
-        ValueError: (while iterating) as of `parse_json`.
+        ValueError: (while iterating) see `parse_json`.
     """
     decoder, end = json.JSONDecoder(object_pairs_hook=_distinct), 0
     while (start := _NEXT.search(text, end)) is not None:
@@ -51,11 +51,11 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401
-    """Return what a file says.
+    """Parse a JSON file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: as of `parse_json`.
+        OSError: the file cannot be read.
+        ValueError: see `parse_json`.
     """
     return parse_json(path.read_bytes())
 
@@ -75,5 +75,5 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def digest(content: object) -> str:
-    """Return the SHA-256 (hex) of JSON values, whatever the order of their keys."""
+    """Return the SHA-256 (hex) of JSON values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Locks on files and folders, released when the process ends, however it ends."""
+"""Locks on files and folders, which are released when the process ends, even by a kill."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path, *, waiting: str | None = "") -> Iterator[None]:
-    """Hold the lock on a file: one process at a time can.
+    """Hold an exclusive lock on a file while the block runs.
 
-    The file and its folder are made if need be, and the file is removed at the end.
+    The file and its folder are created if needed; the file is deleted at the end.
 
     Args:
-        path: of the file.
-        waiting: logged before the block waits for another holder; None: it does not wait.
+        path: path of the lock file.
+        waiting: message to log before waiting for another process; None: do not wait.
 
     Raises:
-        filelock.Timeout: another holds the lock, and `waiting` is None.
-        OSError: no file can be written here, or the file system has no locks.
+        filelock.Timeout: another process holds the lock, and `waiting` is None.
+        OSError: the file cannot be written, or the file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, mode=0o666, poll_interval=0.01, fallback_to_soft=False)
@@ -43,20 +43,20 @@ def locked(path: Path, *, waiting: str | None = "") -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # while the lock is held: filelock takes no removed file
+        with suppress(OSError):  # delete before release: filelock detects a deleted lock file
             path.unlink(missing_ok=True)
         lock.release()
 
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a folder while the block runs.
+    """Keep other fedsim processes from writing to a folder while the block runs.
 
-    The folder is made if need be, and is removed afterwards if it is empty. A process that is
-    killed leaves the file `.fedsim.lock` behind but not the lock.
+    The folder is created if needed, and deleted at the end if it is empty. A killed process leaves
+    the file `.fedsim.lock`, but not the lock.
 
     Raises:
-        ConfigError: another process has it, or the folder cannot be written.
+        ConfigError: another process holds the lock, or the folder cannot be written.
     """
     with ExitStack() as held:
         with about(f"--out {folder}: cannot be written: ", (OSError,)):
@@ -64,12 +64,12 @@ def sole_writer(folder: Path) -> Iterator[None]:
                 held.enter_context(locked(folder / LOCK, waiting=None))
             except Timeout:
                 raise ConfigError(
-                    f"--out {folder}: is being written by another process; wait for its end, or "
+                    f"--out {folder}: another process is writing to it; wait until that ends, or "
                     "name another folder"
                 ) from None
         try:
             yield
         finally:
             held.close()
-            with suppress(OSError):  # not empty, as a rule
+            with suppress(OSError):  # usually it is not empty
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""This machine: its name, versions, memory; and the row of a benchmark."""
+"""This machine: its processor, package versions and memory."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-version = cache(metadata.version)  # of what is imported, which stays as it is
+version = cache(metadata.version)  # the versions of imported packages do not change
 
 _STATUS = Path("/proc/self/status")
 
 BRIEF_WAITING: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "4000"}
-"""The environment in which a thread of torch that waits for others looks for some microseconds.
+"""Environment variables that let waiting torch threads spin for some microseconds, then sleep.
 
-Then it sleeps. Left to itself it looks for milliseconds, which beside another busy process halves
-the throughput; asleep at once it would lose an eighth on a quiet machine, as waking takes time.
-GNU's OpenMP, which torch's own packages hold, reads both; others only that threads are to sleep.
+By default they spin for milliseconds, which halves the throughput beside another busy process.
+Sleeping at once would cost an eighth on a quiet machine. GNU's OpenMP, part of torch's packages,
+reads both variables; other implementations read only the first.
 """
 
 
 def peak_memory_bytes() -> int:
     """Return the peak resident memory of this process, in bytes.
 
-    Linux keeps it for each address space. `getrusage` is no substitute: what a process starts by
-    `exec` begins with the peak of the one that started it.
+    Linux records it per address space. `getrusage` is only a fallback: its peak includes that of
+    the process which started this one by `exec`.
     """
     with suppress(OSError, ValueError):
         return proc_bytes(_STATUS, "VmHWM")
@@ -41,10 +41,10 @@ def peak_memory_bytes() -> int:
 
 
 def collect_garbage_rarely() -> None:
-    """Let Python look less often for objects that nothing but themselves refers to.
+    """Let Python's garbage collector run less often.
 
-    A command imports half a million objects that stay, and a tenth of its start went into looking
-    through them again and again. A round leaves none that are large.
+    A command imports half a million permanent objects, and repeated scans took a tenth of its
+    start. Rounds leave no large reference cycles.
     """
     gc.set_threshold(10_000, 50)
 
@@ -53,11 +53,11 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2  # parameters of glibc's
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for what is allocated next; not all of them can.
+    """Let glibc keep freed memory for later allocations; no effect with other C libraries.
 
-    It would give large blocks back to the system at once, and the pages of the next ones have to be
-    cleared again: copies of a large model then take twice to five times as long, and a pass of an
-    engine, which takes the same tensors over and over, a quarter longer.
+    By default it returns large blocks to the system at once, which must clear the pages of the next
+    blocks. Copies of a large model then take two to five times as long, and a pass of an engine a
+    quarter longer.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -70,22 +70,26 @@ _MEMINFO, _CONTAINER = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_for_this_process() -> int | None:
-    """Return the bytes that this process has or may get; None where the system does not tell.
+    """Return the bytes that this process has or can get; None if unknown.
 
-    What is free or can be freed, swap included; in a container, no more than it is allowed.
+    This includes free and reclaimable memory and swap; in a container, at most its limit.
     """
     try:
         free = proc_bytes(_MEMINFO, "MemAvailable") + proc_bytes(_MEMINFO, "SwapFree")
-        most = free + proc_bytes(_STATUS, "RssAnon")
+        available = free + proc_bytes(_STATUS, "RssAnon")
     except (OSError, ValueError):
         return None
-    with suppress(OSError, ValueError):  # no container, or one without a limit, "max"
-        return min(most, int(_CONTAINER.read_text()))
-    return most
+    with suppress(OSError, ValueError):  # no container, or a container with the limit "max"
+        return min(available, int(_CONTAINER.read_text()))
+    return available
 
 
 def proc_bytes(path: Path, name: str) -> int:
-    """Return the bytes of a line "name: 123 kB" of Linux; errors where there is none."""
+    """Return the bytes of a line "name: 123 kB" of a file in /proc.
+
+    Raises:
+        ValueError: there is no such line.
+    """
     found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
     if found is None:
         raise ValueError(f"{path} has no {name}")
@@ -93,7 +97,7 @@ def proc_bytes(path: Path, name: str) -> int:
 
 
 def give_back_freed_memory() -> None:
-    """Give what was kept by `keep_freed_memory` back to the system; not all C libraries can."""
+    """Return memory kept by `keep_freed_memory` to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -104,14 +108,14 @@ _PACKAGES = ("fedsim-dp", "dp-accounting", "numpy", "scipy", "torch")
 
 
 def machine() -> dict[str, Any]:
-    """Return what the times were measured on, and the day."""
+    """Return a description of this machine, and the date, for measured times."""
     import torch  # noqa: PLC0415 (processes without torch ask for their peak)
 
     return {
         "date": time.strftime("%Y-%m-%d"),
         "system": platform.platform(),
         "processor": _processor(),
-        # Ratios differ with it: products grow faster by it, and memory does not.
+        # Ratios of times depend on it: vector instructions speed up products, but not memory.
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
@@ -119,12 +123,12 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name, or its architecture where the system does not tell."""
+    """Return the processor's name, or its architecture if the name is unknown."""
     text = _CPUINFO.read_text(errors="replace") if _CPUINFO.exists() else ""
     found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return found[1] if found else platform.machine()
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the times depend on."""
+    """Return the versions of Python and of the packages that affect measured times."""
     return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}

@@ -1,4 +1,4 @@
-"""A frozen part of the config in which an unknown key is an error."""
+"""A frozen section of the config that refuses unknown keys."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 MOST = 10**12
-"""Of anything that is counted: far more than there is, and what all arithmetic holds exactly."""
+"""Upper limit of all counts: larger than any real count, and exact in float64."""
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 PositiveFloat32 = Annotated[float, Field(gt=0.0, le=3e38, allow_inf_nan=False)]
-"""Of a factor of float32 tensors, or of another factor: float32 ends at 3.4e38."""
+"""A factor of float32 tensors; float32's maximum is 3.4e38."""
 
 
 class Section(BaseModel):
-    """What every part of the config is made of, the steps of a preparation too."""
+    """Base class of all sections of the config, and of a preparation's steps."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""Where commands print: tables, signs of life; and how libraries are kept from it."""
+"""Terminal output of commands: tables and progress; silence of libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, TextIO
 
-if TYPE_CHECKING:  # who only asks whether there is a terminal need not wait for rich
+if TYPE_CHECKING:  # callers of `is_terminal` need not import rich, which is slow
     from rich.console import Console
     from rich.table import Table
 
@@ -25,11 +25,10 @@ log = logging.getLogger("fedsim")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether somebody watches a stream on a terminal.
+    """Whether a stream is an interactive terminal.
 
-    Not in a file or a pipe, whatever FORCE_COLOR says, which rich asks and notebooks set for what
-    they start; nor from a notebook's `!`, which makes a terminal of 80 columns and keeps all that
-    is written to it.
+    False for files and pipes, even with FORCE_COLOR, which notebooks set and rich obeys. Also false
+    for a notebook's `!`, which opens a terminal of 80 columns and keeps all output.
     """
     return stream.isatty() and "JPY_PARENT_PID" not in os.environ
 
@@ -37,14 +36,14 @@ def is_terminal(stream: TextIO) -> bool:
 def table_console() -> Console:
     """Return a console on standard output.
 
-    Where that is no terminal it has 200 columns, unless COLUMNS says otherwise. Rich would take 80,
-    and break words to make a table of twelve columns fit.
+    Without a terminal it has 200 columns, or COLUMNS. Rich's default of 80 would break words in a
+    table of twelve columns.
     """
     return _console(stderr=False)
 
 
 def progress_console() -> Console:
-    """Return a console on standard error, which `is_terminal` only where somebody watches."""
+    """Return a console on standard error; its `is_terminal` follows this module's `is_terminal`."""
     return _console(stderr=True)
 
 
@@ -54,7 +53,7 @@ def table_of(
     rows: Iterable[Iterable[str]] = (),
     left: Container[str] = ("",),
 ) -> Table:
-    """Return a table whose columns are of numbers but for those in `left`; cells are data."""
+    """Return a table with right-aligned columns, except those in `left`; cells are no markup."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -72,16 +71,16 @@ def _console(*, stderr: bool) -> Console:
     if is_terminal(sys.stderr if stderr else sys.stdout):
         return Console(stderr=stderr)
     width = None if "COLUMNS" in os.environ else _WIDTH_OF_A_FILE
-    # A sentence is one line, however long: who looks for an ε finds all that it stands with.
+    # Do not wrap sentences, so that a search for ε also finds its terms in the same line.
     return Console(stderr=stderr, width=width, force_terminal=False, soft_wrap=True)
 
 
 @contextmanager
 def status_when_slow(message: str) -> Iterator[None]:
-    """Show a spinner on a terminal; elsewhere log every half minute that the work goes on.
+    """Show a spinner on a terminal; elsewhere log a line every half minute.
 
     Args:
-        message: what is being done.
+        message: name of the operation.
     """
     console, began = progress_console(), time.monotonic()
     if console.is_terminal:
@@ -127,10 +126,10 @@ def every_half_minute(message: str) -> Callable[[str], None]:
 
 @contextmanager
 def quietly(heard: list[str] | None = None) -> Iterator[None]:
-    """Hide transformers' progress bars, warnings and messages; restore everything afterwards.
+    """Hide transformers' progress bars, warnings and messages while the block runs.
 
     Args:
-        heard: receives the warnings.
+        heard: list to which the warnings are added.
     """
     from transformers.utils import logging as theirs  # noqa: PLC0415  (slow)
 
@@ -142,10 +141,10 @@ def quietly(heard: list[str] | None = None) -> Iterator[None]:
     theirs.set_verbosity(logging.ERROR if heard is None else logging.WARNING)
     theirs.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        # Not every bar in there obeys the switch above.
+        # Some progress bars ignore the switch above, so redirect standard error.
         with warnings.catch_warnings(record=True) as caught, redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore" if heard is None else "always")
-            for kind in (DeprecationWarning, FutureWarning):  # of one library to another
+            for kind in (DeprecationWarning, FutureWarning):  # meant for library developers
                 warnings.simplefilter("ignore", kind)
             yield
     finally:
@@ -158,7 +157,7 @@ def quietly(heard: list[str] | None = None) -> Iterator[None]:
 
 @contextmanager
 def logging_warnings() -> Iterator[None]:
-    """Do as `quietly`; log each warning in one line once the block has ended without an error."""
+    """Like `quietly`, but log each warning in one line if the block ends without an error."""
     heard: list[str] = []
     with quietly(heard):
         yield
@@ -167,7 +166,7 @@ def logging_warnings() -> Iterator[None]:
 
 
 class _Heard(logging.Handler):
-    """Keeps what is logged."""
+    """Collects log messages."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ def test_who_was_trained_on_can_be_told_and_a_canary_better(found: dict[str, Any
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-@pytest.mark.parametrize("trained", ["starting point", "reference"])
+@pytest.mark.parametrize("trained", ["starting", "reference"])
 def test_what_another_training_kept_is_not_bounded(
     attacked: Path, letters: Path, tmp_path: Path, noise: Literal["seeded", "secure"], trained: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_what_another_training_kept_is_not_bounded(
     config = small_config(
         letters,
         data={"held_out_users": 0.5, "held_out_examples": 0.4, "sequence_length": 16},
-        model=of_start if trained == "starting point" else {},
+        model=of_start if trained == "starting" else {},
         strategy={"rounds": 1},
         privacy={"noise": noise},
     )
@@ -87,7 +87,7 @@ def test_what_another_training_kept_is_not_bounded(
     options = ("--reference", before) if trained == "reference" else ()
     bound = fedsim_json("attack", path, "--samples", "1", *options)["bound"]
     assert (bound["auroc"] is None) is (noise == "seeded")
-    assert (f"The {trained} was trained before" in bound["reason"]) is (noise == "seeded")
+    assert (f"The {trained} model was trained before" in bound["reason"]) is (noise == "seeded")
 
 
 def test_the_last_checkpoint_is_the_final_model(found: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def test_attack_and_evaluation_compute_where_the_run_did(
 
 def test_the_table_names_the_promise_and_the_rounds(attacked: Path) -> None:
     printed = fedsim_ok("attack", attacked, "--checkpoints").stdout
-    assert "Promised: no privacy guarantee (sampler: " in printed
+    assert "Guarantee: no privacy guarantee (sampler: " in printed
     assert "attack.html" in printed
     assert re.findall(r"After round (\d+): AUROC \d\.\d{3}\.", printed) == ["2", "4", "6"]
 
@@ -152,10 +152,10 @@ def test_what_a_guarantee_allows_is_rounded_up(
     bound = Bound(auroc=0.69512, reason="by chance")
     changed = {"privacy": sample_privacy(), "bound": bound}
     report = AttackReport.model_validate(found | changed)
-    assert "allows an AUROC of 0.696." in attack_chart(report).notes[0]
+    assert "allows an AUROC of up to 0.696." in attack_chart(report).notes[0]
     assert "<strong>0.696</strong>" in render_attack(report)
     _show(report)
-    assert "allows an AUROC of 0.696." in " ".join(capsys.readouterr().out.split())
+    assert "allows an AUROC of up to 0.696." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_page_with_a_guarantee_has_its_terms_and_its_bound(found: dict[str, Any]) -> None:
@@ -233,4 +233,4 @@ def test_a_run_without_held_out_users_has_nobody_to_tell_from(
     del config["data"]["canaries"]
     (other / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     complaint = fedsim("attack", other).complaint
-    assert "data.held_out_users = 0.0: the run held no user out" in complaint
+    assert "data.held_out_users = 0.0: the run has no held-out users" in complaint

@@ -109,7 +109,7 @@ def test_listeners_are_told_apart_where_nothing_protects_them(report: AttackRepo
 
 def test_listeners_are_on_the_page_and_in_the_picture(report: AttackReport) -> None:
     page = render_attack(report)
-    assert "Owners who wrote nothing (listeners)" in page
+    assert "Owners without own texts (listeners)" in page
     assert "Planted" not in page
     names = [series.name for series in attack_chart(report).rows[0][0].series]
     assert names == ["mean of users", "mean of listeners", "guessing"]
@@ -138,7 +138,7 @@ def test_a_guarantee_under_a_fixed_graph_bounds_neither_group(mail: Path, tmp_pa
     assert report.privacy.relation.startswith("fixed-graph")
     assert report.bound.auroc is None
     assert (
-        "what all texts of an owner say with zeros, not with the owner's absence"
+        "the content of all texts of an owner with zeros, not with the owner's absence"
         in report.bound.reason
     )
 

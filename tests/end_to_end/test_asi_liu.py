@@ -78,7 +78,7 @@ def test_a_shared_ledger_takes_a_run_as_one_entry(speeches: Path, tmp_path: Path
     before = file.read_text(encoding="utf-8")
     other = run(speeches, tmp_path / "second", *shared, "seed=1")
     assert other.returncode == 3
-    assert "round 0: this release would exceed its budget" in other.stderr
+    assert "round 0: this release would exceed the shared budget" in other.stderr
     assert file.read_text(encoding="utf-8") == before
     assert load_report(tmp_path / "second").cost.rounds == 0
 

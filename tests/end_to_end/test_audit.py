@@ -32,7 +32,7 @@ def test_a_run_is_audited_and_no_model_is_left(speeches: Path, tmp_path: Path) -
     assert "under the add-or-remove-one user relation" in printed["statement"]
     assert "Poisson sampling of users" in printed["statement"]
     assert printed["accountant"] == "pld"
-    assert any("No ε pays for what it released" in said for said in printed["assumptions"])
+    assert any("No ε covers its releases" in said for said in printed["assumptions"])
     assert printed["config"] == str(config)
     assert printed["bound"]["epsilon"] <= printed["perfect"]
     assert printed["could_refute"] == (printed["perfect"] > printed["claimed_epsilon"])
@@ -50,8 +50,8 @@ def test_a_finished_runs_config_is_audited_by_losses_alone(speeches: Path, tmp_p
     assert plain == written_of(out)
     assert (plain["method"], plain["p_value"]) == ("steinke", None)
     told = fedsim(*arguments)
-    assert "confidence, if it is this mechanism: " in told.stdout
-    refutes = "that would have" if written_of(out)["could_refute"] else "that could not have"
+    assert "confidence, assuming this mechanism: " in told.stdout
+    refutes = "which would have" if written_of(out)["could_refute"] else "which could not have"
     assert f"{refutes} refuted the claim." in told.stdout
     written = written_of(out)
     assert (written["holds"], written["method"]) == (True, "f-dp")
@@ -99,6 +99,6 @@ def test_bounds_are_printed_on_their_safe_side() -> None:
     console = Console(file=io.StringIO(), width=400)
     _show_run(shown, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "is at least 0.2287, with 95% confidence, if it is this mechanism" in text
-    assert "no scores could have shown more than 1.544; that could not have refuted" in text
-    assert "a probability of at most 0.124." in text
+    assert "is at least 0.2287, with 95% confidence, assuming this mechanism" in text
+    assert "perfect scores would show ε of at least 1.544, which could not have refuted" in text
+    assert "or more have probability at most 0.124." in text

@@ -111,9 +111,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     done = fedsim("run", config, "--out", tmp_path / "run")
     assert (done.returncode, done.stdout) == (130, "")
     name = "Ctrl-C" if sent == "SIGINT" else sent
-    assert f"{name}: stops once this round is written down; Ctrl-C stops at once" in done.stderr
+    assert f"{name}: stops once this round is saved; Ctrl-C stops at once" in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("Stopped; to take the run up, give the same config and --set, --resume")
+    assert last.startswith("Stopped; to continue the run, give the same config and --set, --resume")
     assert last.endswith(f" --out {tmp_path / 'run'}")
     monkeypatch.undo()
     kept = 3 if at == "write_ledger" else kept  # then the round is done
@@ -128,7 +128,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         (
             30.0,
             {"privacy": {"noise_multiplier": 40.0}},
-            ": signal over noise is too small to be seen in the releases. A larger cohort, a",
+            ": signal over noise is too small to measure in the releases. A larger cohort, a",
         ),
         (3000.0, {"strategy": {"name": "non-private"}}, ": try a smaller server.learning_rate"),
     ],
@@ -143,7 +143,7 @@ def test_a_run_that_ends_worse_than_it_began_says_why(
     done = fedsim_ok("run", config, "--out", out)
     assert done.stderr.count("the run ends worse than it began, by its held-out loss (comput") == 1
     assert why in done.stderr and why in done_log(out)
-    assert "nats a token, worse than it began (computed on private text" in done.stdout
+    assert "nats per token, worse than it began (computed on private text" in done.stdout
 
 
 def done_log(out: Path) -> str:
@@ -278,7 +278,9 @@ def test_training_that_went_nowhere_is_said_in_one_line(speeches: Path, tmp_path
     config = write_config(tmp_path / "c.toml", speeches, model=model, strategy={"rounds": 1})
     done = fedsim("run", config, "--out", tmp_path / "run")
     assert done.returncode == 1
-    assert "\nError: the trained parameters differ from the starting ones" in done.stderr
+    assert (
+        "\nError: the parameters changed in training, but no log-likelihood changed" in done.stderr
+    )
     assert not (tmp_path / "run" / "report.json").exists()
 
 

@@ -110,7 +110,7 @@ def test_parameters_that_are_not_finite_end_the_run(speeches: Path, tmp_path: Pa
     assert (report.cost.rounds, report.privacy.rounds) == (0, 6)
     assert report.privacy.epsilon == RunFolder(out).read_ledger().epsilon(1e-3)
     assert NOT_PAID_FOR in report.privacy.assumptions
-    assert "no ε pays for that" in (out / "report.html").read_text(encoding="utf-8")
+    assert "no ε covers that decision" in (out / "report.html").read_text(encoding="utf-8")
 
 
 def test_what_was_finite_before_stays(speeches: Path, tmp_path: Path) -> None:

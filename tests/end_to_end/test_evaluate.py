@@ -77,7 +77,7 @@ def test_samples_are_the_models_own_and_in_the_report(
     assert len(samples.final) == 3
     assert samples.final != samples.initial
     page = (finished / "report.html").read_text(encoding="utf-8")
-    assert "What it writes" in page
+    assert "Generated texts" in page
 
 
 def test_every_held_out_user_is_personalised_or_counted(
@@ -115,8 +115,8 @@ def test_samples_are_covered_where_there_is_a_guarantee(speeches: Path, tmp_path
         run(light_config(speeches, strategy=strategy, **sections), tmp_path / name)
         return fedsim_ok("evaluate", tmp_path / name).stdout.rstrip()
 
-    neither = "not protected by the privacy guarantee, the samples neither."
-    assert said("private").endswith("by the privacy guarantee, but for the samples.")
+    neither = "not protected by the privacy guarantee; nor are the samples."
+    assert said("private").endswith("by the privacy guarantee, except for the samples.")
     assert said("free", strategy={"name": "non-private"}).endswith(neither)
     start = {"name_or_path": str(tmp_path / "free" / "model"), "pretraining_steps": None}
     assert said("started", model=start).endswith(neither)
@@ -144,7 +144,7 @@ def test_without_held_out_users_there_is_nobody_to_personalise_for(
 ) -> None:
     done = run(light_config(speeches, strategy={"rounds": 1}), tmp_path / "run")
     complaint = fedsim("evaluate", done.path, "--personalise", "1").complaint
-    assert "no user is left to personalise for" in complaint
+    assert "the run has no held-out users to personalise for" in complaint
 
 
 def test_start_and_end_are_personalised_by_the_same_parameters(

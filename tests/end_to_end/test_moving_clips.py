@@ -73,4 +73,6 @@ def test_a_schedule_over_examples_that_are_normalised(speeches: Path, tmp_path: 
     assert {line.released_share for line in lines} == {None}
     privacy = fedsim.load_report(out).privacy
     assert (privacy.clip["bound"], privacy.noise_multiplier) == (1.0, 1.0)
-    assert any("followed a schedule that looks at no data" in line for line in privacy.assumptions)
+    assert any(
+        "followed a schedule that does not depend on data" in line for line in privacy.assumptions
+    )

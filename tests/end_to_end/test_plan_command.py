@@ -92,7 +92,7 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     config: Path, materials: Materials
 ) -> None:
     done = fedsim_ok("plan", config, "--set", "strategy.clip.normalise=true")
-    assert "in the place of a former plan" not in done.stdout
+    assert "which replaces an earlier plan" not in done.stdout
     for part in (
         "noise multiplier",
         "Recommended: ",
@@ -104,7 +104,7 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     ):
         assert part in done.stdout
     written = config.with_name("mine.plan.toml")
-    assert "server.learning_rate is the config's own" not in written.read_text(encoding="utf-8")
+    assert "server.learning_rate comes from the config" not in written.read_text(encoding="utf-8")
     planned = load_config(written)
     assert planned.strategy.clip.normalise
     before = small_config(Path(planned.data.source), privacy=PROMISE)
@@ -120,9 +120,9 @@ def test_people_get_a_table_and_are_told_what_was_replaced(
     again = fedsim_ok(
         "plan", config, "--set", 'server.optimizer="sgd"', "--set", "server.learning_rate=1.0"
     )
-    assert "in the place of a former plan" in again.stdout
+    assert "which replaces an earlier plan" in again.stdout
     assert load_config(written).server.learning_rate == 1.0
-    assert "server.learning_rate is the config's own" in written.read_text(encoding="utf-8")
+    assert "server.learning_rate comes from the config" in written.read_text(encoding="utf-8")
 
 
 def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path) -> None:
@@ -147,10 +147,13 @@ def test_a_delta_that_promises_nothing_is_warned_of(config: Path, speeches: Path
         ("--set strategy.local.task=fedavg", 'strategy.local.task = "fedavg"'),
         ("--set strategy.cohort_size=900", "or give --budget"),
         ("--set strategy.sampling.kind=fixed-size", "sampling kind 'fixed-size': no proved cost"),
-        ("--set strategy.sampling.kind=balanced", 'says what other samplers need; take "poisson"'),
+        (
+            "--set strategy.sampling.kind=balanced",
+            'prints the settings of other samplers; take "poisson"',
+        ),
         (
             "--set strategy.sampling.kind=cyclic --set strategy.sampling.groups=2",
-            'says what other samplers need; take "poisson"',
+            'prints the settings of other samplers; take "poisson"',
         ),
     ],
 )
@@ -163,7 +166,7 @@ def test_wrong_input_is_one_sentence(config: Path, arguments: str, complaint: st
 
 def test_no_promise_and_no_place(config: Path, speeches: Path) -> None:
     before = config.read_text(encoding="utf-8")
-    assert "exists, and no plan wrote it" in fedsim("plan", config, "--out", config).complaint
+    assert "exists, but is not a plan; name" in fedsim("plan", config, "--out", config).complaint
     assert config.read_text(encoding="utf-8") == before
     raw = tomllib.loads(before)
     assert raw["privacy"].pop("epsilon") == 6.0

@@ -184,8 +184,11 @@ def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -
     before = {path: path.read_bytes() for path in files}
     complaint = fedsim(*more).complaint
     assert {path: path.read_bytes() for path in before} == before
-    assert "strategy.rounds = 6 and not 4: 6 rounds need other noise" in complaint
-    noise = re.search(r"put privacy\.noise_multiplier = (\S+), which", complaint)
+    assert (
+        "strategy.rounds = 6 and not 4: with 6 rounds this guarantee needs another noise"
+        in complaint
+    )
+    noise = re.search(r"run's privacy\.noise_multiplier = (\S+): then", complaint)
     assert noise is not None
     same = light.privacy.model_copy(update={"epsilon": None, "noise_multiplier": float(noise[1])})
     text = light.model_copy(update={"privacy": same}).to_toml()
@@ -199,7 +202,7 @@ def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -
     assert six.epsilon == pytest.approx(epsilon(cost, 6, 1e-3), rel=1e-9)
     fedsim_ok("account", "verify", out / "model")
     fewer = fedsim("run", config, "--out", out, "--resume").complaint
-    assert "strategy.rounds = 4 and not 6: not as in the run" in fewer
+    assert "strategy.rounds = 4 and not 6: differs from the run's" in fewer
 
 
 @pytest.mark.parametrize(
@@ -207,10 +210,10 @@ def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -
     [
         (
             {"strategy": {"sampling": {"kind": "cyclic", "groups": 2}}},
-            "one price pays for all rounds of the run",
+            "one cost covers exactly the planned rounds of the run",
         ),
-        ({"server": {"schedule": {"kind": "linear"}}}, "has a schedule, or an average, over all"),
-        ({"server": {"average": {"kind": "tail"}}}, "has a schedule, or an average, over all"),
+        ({"server": {"schedule": {"kind": "linear"}}}, "has a schedule or an average over all"),
+        ({"server": {"average": {"kind": "tail"}}}, "has a schedule or an average over all"),
         (
             {
                 "strategy": {
@@ -220,7 +223,7 @@ def test_a_finished_run_goes_on_to_more_rounds(speeches: Path, tmp_path: Path) -
                     }
                 }
             },
-            "has a schedule, or an average, over all",
+            "has a schedule or an average over all",
         ),
     ],
     ids=["price", "rate", "average", "clip"],
@@ -244,11 +247,11 @@ def test_another_version_is_noted_and_0_2_does_not_go_on(speeches: Path, tmp_pat
     cut_off(folder)
     folder.identity.write_text(json.dumps({**begun, "torch": "1.0"}), encoding="utf-8")
     done = fedsim_ok("run", config, "--out", folder.path, "--resume")
-    assert "goes on with other versions than it began with: torch 1.0 -> " in done.stderr
+    assert "continues with other versions than it began with: torch 1.0 -> " in done.stderr
     old = {**begun, "version": 2, "fedsim": "0.2.0"}
     folder.identity.write_text(json.dumps(old), encoding="utf-8")
     for command in (("evaluate",), ("run", config, "--resume", "--out")):
-        assert "this fedsim reads 3; train anew" in fedsim(*command, folder.path).complaint
+        assert "this fedsim reads 3; train again" in fedsim(*command, folder.path).complaint
 
 
 IDENTITIES = [

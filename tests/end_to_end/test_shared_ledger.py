@@ -49,7 +49,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(speeches: Path, tmp_
         setting = f"server.learning_rate={rate}"
         done.append(fedsim("run", config, "--out", tmp_path / name, "--set", setting))
     assert [end.returncode for end in done] == [0, 3]
-    assert "would exceed its budget" in done[1].stderr
+    assert "would exceed the shared budget" in done[1].stderr
     assert read_shared(ledger).ledger.costs == [(COST, 6)]
     # The second was ended by what the first had spent: its ε is of all that it planned.
     reports = [load_report(tmp_path / name) for name in ("first", "second")]
@@ -62,7 +62,7 @@ def test_siblings_stop_before_they_exceed_the_common_budget(speeches: Path, tmp_
     assert (facts["epsilon"], facts["delta"], facts["unit"]) == (budget, 1e-3, "user")
     assert facts["releases"][0]["spent_share"] == facts["spent_share"] > 0.99
     said = fedsim("account", "ledger", ledger).stdout
-    assert "All 6 releases, and those to come: every user has (ε = " in said
+    assert "All 6 releases, and all later ones, together give every user (ε = " in said
     assert "rounds of Poisson sampling of units with probability 0.25" in said
 
 
@@ -77,7 +77,7 @@ def test_a_run_is_not_resumed_without_the_ledger_that_it_was_begun_with(
     order = ("run", config, "--out", tmp_path / "run")
     assert fedsim(*order, folder=here).returncode == 3
     done = fedsim(*order, "--resume", folder=there)
-    assert "holds no release of this run, which was charged" in done.complaint
+    assert "holds no release of this run, which has charged" in done.complaint
     assert fedsim(*order, "--resume", folder=here).returncode == 3
     assert read_shared(here / "people.json").ledger.costs == [(COST, 3)]
 
@@ -113,9 +113,13 @@ def test_a_run_without_a_guarantee_or_with_another_budget_is_refused(
     before = ledger.read_bytes()
     for number, (budget, change, words) in enumerate(
         [
-            (3.0, "seed=1", "keeps ε = 2 at δ = 0.001 under add-or-remove-one, this config says 3"),
+            (3.0, "seed=1", "has ε = 2 at δ = 0.001 under add-or-remove-one, this config has 3"),
             (2.0, "strategy.sampling={kind='fixed-size'}", "under replace-one"),
-            (2.0, "privacy.noise_multiplier=0", "has no guarantee that could share a budget"),
+            (
+                2.0,
+                "privacy.noise_multiplier=0",
+                "no privacy guarantee, so it cannot share a budget",
+            ),
         ]
     ):
         config = write(tmp_path / "c.toml", speeches, ledger, budget)
@@ -131,7 +135,7 @@ def test_runs_chosen_after_looking_are_paid_for_by_the_filter(tmp_path: Path) ->
     for round in range(4):
         shared.charge(round, COST, "secure:1", [(COST, 4)])
     order = read_shared(shared.path).order
-    with pytest.raises(BudgetSpentError, match="would exceed its budget"):
+    with pytest.raises(BudgetSpentError, match="would exceed the shared budget"):
         for round in range(10_000):
             shared.charge(round, OTHER, "secure:2")
     held = read_shared(shared.path)

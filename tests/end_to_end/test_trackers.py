@@ -266,7 +266,7 @@ def test_a_tracker_ends_no_run_and_is_warned_of_once(
 ) -> None:
     _, (warning,) = told(opening, call)
     assert warning.startswith(
-        "tracker mine: ConnectionError: the dashboard is down; the run goes on"
+        "tracker mine: ConnectionError: the dashboard is down; the run continues"
     )
     assert [line.round for line in fedsim.load_metrics(tmp_path / "run")] == [0, 1, 2, 3, 4]
     assert (tmp_path / "run" / "report.json").exists()

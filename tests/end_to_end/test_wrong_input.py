@@ -51,7 +51,7 @@ def test_a_user_column_of_nulls(tmp_path: Path, out: Path) -> None:
 
 def test_a_config_that_is_not_there_or_not_toml(tmp_path: Path, out: Path) -> None:
     path = tmp_path / "c.toml"
-    assert "c.toml is not there" in fedsim("run", path, "--out", out).complaint
+    assert "c.toml does not exist" in fedsim("run", path, "--out", out).complaint
     path.write_text("seed = = 1", encoding="utf-8")
     assert "is not TOML" in fedsim("run", path, "--out", out).complaint
     path.write_bytes(b"# \xe9")
@@ -75,7 +75,7 @@ def test_a_taken_folder_is_not_overwritten(config: Path, out: Path) -> None:
     (out / "thesis.txt").write_text("years of work", encoding="utf-8")
     for resume in ((), ("--resume",)):
         complaint = fedsim("run", config, "--out", out, *resume).complaint
-        assert "holds files, and nothing to take up" in complaint
+        assert "holds files, but no run to resume" in complaint
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 

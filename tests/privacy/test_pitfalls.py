@@ -124,10 +124,10 @@ def test_epsilon_is_of_the_rounds_that_were_made(speeches: Path, materials: Mate
 @pytest.mark.parametrize(
     "said",
     [
-        "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: choosing "
-        "them by looking at results on the private data is a query that is not accounted.",
+        "Hyper-parameters (rounds, rates, sizes, clip, learning rate) count as public: ε does "
+        "not cover a choice of them by results on the private data.",
         "Vocabulary and starting point: made of a novel",
-        "One identifier in the user column is one person, and no record belongs to two.",
+        "Each identifier in the user column is one person, and each record belongs to one user.",
         "was counted in the private data and is treated as public",
     ],
 )

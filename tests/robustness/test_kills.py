@@ -158,7 +158,10 @@ def test_a_second_process_on_a_run_folder_is_refused(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         before = contents(scene.run)
-        for options, words in (([], "already there"), (["--resume"], "is being written")):
+        for options, words in (
+            ([], "already exists"),
+            (["--resume"], "another process is writing"),
+        ):
             complaint = fedsim("run", scene.config, "--out", scene.run, *options).complaint
             assert complaint.startswith(f"Error: --out {scene.run}: {words}")
         assert contents(scene.run) == before

@@ -201,7 +201,7 @@ def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: P
         ({"adapter": str(tmp_path / "prompt")}, "PROMPT_TUNING adapters; only LoRA is read"),
         ({"adapter": str(tmp_path / "half")}, "does not fit"),
         ({"adapter": str(tmp_path / "fewer")}, "is of another network than"),
-        ({"lora_rank": 4}, "lora_rank is of new adapters"),
+        ({"lora_rank": 4}, "lora_rank is for new adapters"),
         ({"trainable": "ln_", "merged": False}, "merged = false needs adapters"),
     ]
     for model, message in cases:

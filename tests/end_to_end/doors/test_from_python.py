@@ -73,9 +73,9 @@ def test_what_is_public_is_listed_and_a_comparison_takes_names(
     assert set(fedsim.__all__) <= set(dir(fedsim))
     compared = fedsim.compare([str(finished.path)], str(tmp_path / "compared"))
     assert len(compared.runs) == 1
-    with pytest.raises(ConfigError, match=r"^compare: sources = .*: give a list of them$"):
+    with pytest.raises(ConfigError, match=r"^compare: sources = .*: give a list$"):
         fedsim.compare(str(finished.path), tmp_path / "other")
-    with pytest.raises(ConfigError, match="is a run's folder; give the comparison another"):
+    with pytest.raises(ConfigError, match="is a run folder; give the comparison another"):
         fedsim.compare([finished.path], finished.path)
 
 
@@ -210,7 +210,7 @@ def test_users_that_a_partitioner_makes_up_are_called_hypothetical(
     run = fedsim.run(light(speeches), tmp_path / "run", data=drawn)
     assert run.report.data.users == 9
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Hypothetical users: they are partitions that a DirichletPartitioner made" in card
+    assert "Hypothetical users: a DirichletPartitioner divided all rows" in card
     assert "gives every hypothetical user (ε = " in card
     assert verify(run.path / "model")["unit"] == "hypothetical user"
     caption = str(load_metrics(run.path)[-1].epsilon_terms)
@@ -254,7 +254,10 @@ def test_what_cannot_be_read_is_named(finished: fedsim.Run, speeches: Path, tmp_
         ({"data": "rows.csv"}, "data: a str; .*a path belongs in data.source"),
         ({"model": model}, "model, tokenizer: give both or neither"),
         ({"model": torch.nn.Linear(1, 1), "tokenizer": finished.tokenizer}, "model: a Linear; "),
-        ({"model": model, "tokenizer": "gpt2"}, "tokenizer: a str; give one of transformers"),
+        (
+            {"model": model, "tokenizer": "gpt2"},
+            "tokenizer: a str; give a tokenizer of transformers",
+        ),
         ({"config": {"data": 3}, "data": rows}, "data"),
         ({"config": {"strategy": {"roundz": 3}}}, "strategy.roundz"),
         ({"config": tmp_path / "none.toml"}, "none.toml"),

@@ -45,7 +45,7 @@ def test_a_dry_run_lists_every_file_of_one_folder_and_sends_nothing(
     assert {"README.md", "privacy.json"} < listed(done.stdout)
     assert "(ε = " in done.stdout
     assert "Nothing was sent" in done.stdout
-    assert ("The adapter's base, base, is on no hub" in done.stdout) == (folder == "adapter")
+    assert ("The adapter's base, base, is not on the hub" in done.stdout) == (folder == "adapter")
 
 
 @pytest.mark.parametrize("folder", ["adapter", "model"])

@@ -113,7 +113,7 @@ def test_too_much_asked_for_and_a_process_that_dies_every_time(
     first, *rest = said[2].splitlines()
     assert "needs 9999 CPUs, the cluster has" in first
     assert "lives finished " in rest
-    assert any(line.startswith("dies failed given up after 1 new starts") for line in rest), rest
+    assert any(line.startswith("dies failed stopped after 1 retries") for line in rest), rest
     assert tries.read_text(encoding="utf-8") == "xx"
 
 

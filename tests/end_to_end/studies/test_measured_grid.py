@@ -74,7 +74,7 @@ def test_the_cost_of_tuning_is_stated(measured: Path) -> None:
     assert tuning is not None and tuning.runs == 8
     ran = [load_report(path.parent) for path in (measured / "tuning").glob("*/report.json")]
     assert tuning.gradients == sum(report.cost.gradients for report in ran)
-    assert "no ε here accounts for" in (measured / "comparison.md").read_text(encoding="utf-8")
+    assert "ε does not cover the choice" in (measured / "comparison.md").read_text(encoding="utf-8")
     with (measured / "comparison.csv").open(encoding="utf-8") as file:
         assert [row["chosen.learning_rate"] for row in csv.DictReader(file)] == ["0.001"] * 4
 
@@ -196,7 +196,7 @@ def test_a_config_that_no_run_can_begin_is_wrong_input(configs: Path, tmp_path: 
 def test_what_a_budget_fixes_is_not_tuned(configs: Path, tmp_path: Path, key: str) -> None:
     arguments = ("--budget", "6", "--tune", key, "--out", tmp_path)
     assert (
-        "or sizes for --budget were computed with it"
+        "or --budget computed sizes from it"
         in fedsim("compare", configs / "uls.toml", *arguments).complaint
     )
 
@@ -206,15 +206,21 @@ def test_what_a_budget_fixes_is_not_tuned(configs: Path, tmp_path: Path, key: st
     [
         (("--budget", "0"), "--budget = 0.0: give a finite number"),
         (("--budget", "100000"), "give at most that"),
-        (("--tune", "seed=1,2"), "--tune seed: a smaller loss"),
+        (("--tune", "seed=1,2"), "--tune seed: a lower loss"),
         (("--vary", "seed=1,2", "--seeds", "2"), "--vary seed: give --seeds N"),
         (("--tune", "strategy.rounds=1,x"), "strategy.rounds"),
-        (("--tune", "privacy.noise_multiplier=1,2"), "--tune privacy.noise_multiplier: a smaller"),
-        (("--budget", "6", "--tune", "strategy.group_size=1,2"), "has its value from --vary or"),
-        (("--vary", "strategy.clip.normalise=true", "--tune", "strategy.clip={}"), "has its value"),
+        (("--tune", "privacy.noise_multiplier=1,2"), "--tune privacy.noise_multiplier: a lower"),
+        (
+            ("--budget", "6", "--tune", "strategy.group_size=1,2"),
+            "--vary or --budget already sets it",
+        ),
+        (
+            ("--vary", "strategy.clip.normalise=true", "--tune", "strategy.clip={}"),
+            "already sets it",
+        ),
         (
             ("--vary", "strategy.rounds=1,2", "--tune", "strategy.rounds=1,2"),
-            "--tune strategy.rounds: has its value from",
+            "--tune strategy.rounds: --vary or --budget",
         ),
         (
             ("--tune", "server.learning_rate=1,2", "--set", "data.held_out_examples=0.0"),

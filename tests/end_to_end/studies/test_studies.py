@@ -281,7 +281,7 @@ def test_a_study_replaces_its_own_files_only(finished: dict[str, Path], tmp_path
         (["group-size", "--budget", "inf"], "--budget inf: give a finite number above 0"),
         (["mechanisms", "--user-column", "nick"], "--user-column nick: is of a file; give --data"),
         (["mechanisms", "--budget", "64"], "--budget: not an option of mechanisms, which takes"),
-        (["lora-rank", "--rounds", "2"], "lora-rank, which takes none but --quick and --out"),
+        (["lora-rank", "--rounds", "2"], "lora-rank, which takes only --quick and --out"),
         (["group-size", "--model", "x"], "--model: not an option of group-size, which takes"),
     ],
 )

@@ -139,7 +139,7 @@ def test_ray_gives_the_same_bits_whatever_is_killed_or_fails(
 
 def test_a_run_with_workers_of_its_own_is_refused(tmp_path: Path) -> None:
     config = small_config(Path("none.jsonl"), executor={"grid": "ray", "workers": 2})
-    with pytest.raises(ConfigError, match=r"computes in its own process; add --set executor.grid="):
+    with pytest.raises(ConfigError, match=r"run computes in one process; add --set executor.grid="):
         next(OnRay()([Job("one", config, tmp_path / "one")]))
 
 

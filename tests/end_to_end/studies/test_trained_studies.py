@@ -83,7 +83,7 @@ def test_a_quick_run_leaves_table_picture_and_runs(name: str, tmp_path: Path) ->
     for extra, least in MORE.get(name, {}).items():
         assert len((out / extra).read_text(encoding="utf-8").splitlines()) >= least
     assert "The paper" in page or "the large cohort" in page
-    assert "no ε here accounts for" in page or measurement.tuning is None
+    assert "ε does not cover the choice" in page or measurement.tuning is None
 
 
 @pytest.fixture(scope="module")

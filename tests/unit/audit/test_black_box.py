@@ -191,7 +191,7 @@ KANDPAL = {"data": {"canaries": {"num_users": 2, "num_examples": 2, "shared_toke
         ({"privacy": {"noise_multiplier": 0.0}, "strategy": {"name": "non-private"}}, {}, "no ε"),
         ({"strategy": {"sampling": {"kind": "fixed-size"}}}, {}, "fixed-size"),
         (KANDPAL, {}, "data.canaries"),
-        (SEARCHED, {}, "privacy.search: an audit is of one training"),
+        (SEARCHED, {}, "privacy.search: an audit tests one training"),
         ({}, {"num_canaries": 1}, "--canaries = 1"),
         ({}, {"num_canaries": 1999}, "--canaries = 1999: .* has 1998"),
     ],

@@ -71,7 +71,7 @@ def test_workers_that_do_not_fit_are_refused() -> None:
     ("options", "complaint"),
     [
         (["--workers", "0"], "--workers"),
-        (["--out", "taken"], "--out taken: holds files, and nothing to take up"),
+        (["--out", "taken"], "--out taken: holds files, but no run to resume"),
     ],
 )
 def test_wrong_input_is_found_before_anything_starts(
@@ -92,7 +92,7 @@ def test_a_run_that_failed_has_status_1_and_no_report(
     command = ("flower", "c.toml", "--superlink", "127.0.0.1:1")
     for outcome, said in (
         (FlowerRunError("the run failed: ServerApp failed"), "Failed: the run failed: ServerApp"),
-        (None, "report.json is not there; --out must be on a disk that this machine"),
+        (None, "report.json does not exist; --out must be on a disk that this machine"),
     ):
 
         def ends(*_: object, outcome: FlowerRunError | None = outcome) -> None:

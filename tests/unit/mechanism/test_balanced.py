@@ -214,7 +214,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon
-    kept = "whoever has it can subtract the noise" in " ".join(promise["assumptions"])
+    kept = "who has this secret can subtract the noise" in " ".join(promise["assumptions"])
     assert kept == (noise == "secure")
-    assert not any("were not kept" in line for line in promise["assumptions"])
+    assert not any("not stored" in line for line in promise["assumptions"])
     check_going_on(config, folder, lost=1)

@@ -38,9 +38,9 @@ def test_more_users_a_round_are_no_merit_of_a_mechanism() -> None:
 
     found = [one("poisson", 6.0, 1.0), one("balanced", 20.0, 0.3), one("banded", 6.0, 0.8)]
     said = recommended(found)
-    assert said.startswith("Less noise for the same promise and as many users a round: banded, ")
-    assert "with 20 % less accumulated noise than Poisson sampling" in said
-    assert recommended(found[:2]).startswith("No other mechanism with as many users a round")
+    assert said.startswith("Less noise at the same ε and δ, with as many users per round: banded ")
+    assert "20 % less noise than Poisson sampling" in said
+    assert recommended(found[:2]).startswith("With as many users per round, Poisson")
 
 
 def test_what_cannot_be_certified_is_left_out(

@@ -72,7 +72,7 @@ def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> N
     assert "Every owner has" in found["statement"]
     assert "K (group_size)" in fedsim("plan", config, "--out", tmp_path / "c.plan.toml").stdout
     fedsim_ok("run", tmp_path / "c.plan.toml", "--out", tmp_path / "run")
-    assert "fewer; give at most" in fedsim("plan", config, "--budget", "1e6").complaint
+    assert "training examples; give at most" in fedsim("plan", config, "--budget", "1e6").complaint
 
 
 def test_without_a_promise_or_with_one_owner_each_there_is_nothing_to_weigh(
@@ -86,5 +86,5 @@ def test_without_a_promise_or_with_one_owner_each_there_is_nothing_to_weigh(
     alone.write_text(json.dumps({"author": "a", "body": "all my lord", "readers": []}) + "\n")
     config = light_config(alone, strategy=ELS, privacy=PRIVACY, data={"owners_column": "readers"})
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    with pytest.raises(ConfigError, match="every text has one owner"):
+    with pytest.raises(ConfigError, match="each text has one owner"):
         plan_owners(config, materials)

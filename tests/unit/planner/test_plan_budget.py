@@ -56,7 +56,7 @@ def test_the_coins_bring_what_is_expected(
     config = at_budget(small_config(speeches), materials, BUDGET)
     if cap is not None:  # less than the budget
         truncated = {"sampling": {"kind": "truncated-poisson", "max_cohort_size": cap}}
-        with pytest.raises(ConfigError, match=r"max_cohort_size keeps a round to 1\d\.\d+ grad"):
+        with pytest.raises(ConfigError, match=r"max_cohort_size limits a round to 1\d\.\d+ grad"):
             at_budget(small_config(speeches, strategy=truncated), materials, BUDGET)
         raw = config.strategy.model_dump(exclude_none=True) | truncated
         config = small_config(speeches, strategy=raw)

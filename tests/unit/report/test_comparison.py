@@ -88,8 +88,8 @@ def test_earlier_training_of_the_start_stands_beside_the_epsilon() -> None:
     after = after.model_copy(update={"privacy": earlier})
     plain = report(promise=non_private())
     shown = " ".join(lines_of(compare([("after", after, ()), ("plain", plain, ())])).split())
-    assert "; not counted: what the starting point was trained on before. 'x' has" in shown
-    assert "Each ε is of one run by itself." in shown
+    assert "; not counted: earlier training of the starting model. 'x' has" in shown
+    assert "Each ε is for one run alone." in shown
     assert "'x' has a promise." in outcome_text(Path("run"), after)
 
 
@@ -205,7 +205,7 @@ def test_the_folder_holds_every_form_and_equal_titles_take_their_folders(
 
 def test_a_broken_run_leaves_no_folder(tmp_path: Path) -> None:
     good = write_run(tmp_path / "good", report(), metrics())
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         write_comparison([good, tmp_path / "bad"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -135,11 +135,11 @@ def test_a_difference_that_leaves_zero_out_is_marked_and_pairing_is_seen_to_gain
     assert rows["a vs b"] == ["* −0.0100 ± 0.0025", "± 0.2261", "3"]
     assert rows["a vs c"] == ["+0.0000 ± 0.0025", "± 0.2261", "3"]
     notes = " ".join(table(*arms).notes)
-    assert "*: the paired interval leaves zero out" in notes
+    assert "*: the paired interval excludes zero" in notes
     single = [line(name, losses=(loss,)) for name, loss in (("a", 3.0), ("b", 3.25))]
     shown = table(*single)
     assert shown.rows == [["a vs b", "−0.2500", "–", "1"]]
-    assert "One seed gives no interval; --seeds 3 gives paired ones." in shown.notes
+    assert "One seed gives no interval; --seeds 3 gives paired intervals." in shown.notes
 
 
 def _shifted(*shifts: float) -> list[tuple[float, ...]]:

@@ -75,7 +75,7 @@ def test_the_table_has_diverged_failed_and_stopped_runs_and_the_cost_of_tuning()
     costly = tuning.model_copy(update={"failures": 2})
     found = captions(of(stopped, *others).model_copy(update={"tuning": costly}))
     assert "Stopped early: a,seed=1: the budget ended after 3 of 9" in found
-    assert "2 of them failed: that is at least what they took." in " ".join(found)
+    assert "2 runs failed; the cost does not include them." in " ".join(found)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -138,7 +138,7 @@ def test_a_terminal_has_the_common_part_of_the_names_once() -> None:
 def test_panels_are_over_what_varies_one_for_each_value_of_the_other() -> None:
     titles = [panel.title for panel in panels(grid())]
     assert titles == [
-        *(f"{budget} gradients a round" for budget in BUDGETS),
+        *(f"{budget} gradients per round" for budget in BUDGETS),
         *(f"ε = {value}" for value in EPSILONS),
     ]
     assert [len(row) for row in grid_chart(grid()).rows] == [len(BUDGETS), len(EPSILONS)]
@@ -188,7 +188,7 @@ def test_an_epsilon_is_never_without_its_terms() -> None:
     assert "hypothetical, no guarantee: (ε = 8.00" in render_grid(of(supposed))
     assert "8.00 (hypothetical)" in cells(supposed)[1]
     failed = of(line("a", losses=(), failures=("a,seed=0: no",)))
-    assert "nothing is promised" in render_grid(failed)
+    assert "there is no guarantee" in render_grid(failed)
 
 
 def test_the_page_has_the_cost_of_tuning() -> None:

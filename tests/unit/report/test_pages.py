@@ -122,7 +122,7 @@ def test_a_run_without_a_guarantee_says_so_and_plots_no_epsilon() -> None:
 def test_training_loss_is_beside_held_out_loss_of_the_same_mean() -> None:
     figures = re.split(r'<figure.*?id="', rendered("run"))
     (training,) = [part for part in figures if part.startswith("figure-training")]
-    assert "held-out loss, same mean\nround: 0\nnats a token: 3.4" in training
+    assert "held-out loss, same mean\nround: 0\nnats per token: 3.4" in training
     assert "cohort's training loss" in training
     (held_out,) = [part for part in figures if part.startswith("figure-loss")]
     assert "training" not in held_out
@@ -143,7 +143,7 @@ def test_the_page_has_the_reports_numbers() -> None:
         ("Rounds", "100"),
     ):
         assert f"<dt>{term}</dt><dd>{value}</dd>" in page
-    for tip in ("this run\nround: 0\nnats a token: 3.3", "this run\nround: 4\nε: 8"):
+    for tip in ("this run\nround: 0\nnats per token: 3.3", "this run\nround: 4\nε: 8"):
         assert f"<title>{tip}</title>" in page
     assert "start 3.30" in page
 
@@ -152,14 +152,14 @@ def test_the_page_has_the_reports_numbers() -> None:
     ("rank", "pattern", "words"),
     [
         (0, "all", "all"),
-        (4, "all", "the adapters alone, of rank 4"),
+        (4, "all", "only the adapters, of rank 4"),
         (4, "lora_|ln_f", "lora_|ln_f"),
     ],
 )
 def test_the_page_names_the_trained_parameters(rank: int, pattern: str, words: str) -> None:
     changes = {"lora_rank": rank, "trainable_pattern": pattern}
     page = render_run(report(model=report().model.model_copy(update=changes)), metrics())
-    assert f"<dt>Which are trained</dt><dd>{words}</dd>" in page
+    assert f"<dt>Trained part</dt><dd>{words}</dd>" in page
 
 
 def test_a_diverged_run_without_rounds_still_renders() -> None:

@@ -84,9 +84,9 @@ def test_a_damaged_or_missing_file_is_a_config_error(tmp_path: Path, text: str) 
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ConfigError, match=r"report\.json"):
         load_report(tmp_path)
-    with pytest.raises(ConfigError, match="is not there or cannot be read"):
+    with pytest.raises(ConfigError, match="does not exist or cannot be read"):
         load_report(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl: is not there"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: does not exist"):
         load_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n\n{"losss": 3}')
     with pytest.raises(ConfigError, match="line 3: "):

@@ -80,9 +80,7 @@ def test_the_terms_of_an_epsilon_are_complete() -> None:
     assert guarantee_text(secure) == "(ε = 8.00, δ = 1e-5) for each user"
     assert "not counted" not in terms_text(promise)
     further = promise.model_copy(update={"earlier_training": ("'start' has a promise of its own",)})
-    assert terms_text(further).endswith(
-        "; not counted: what the starting point was trained on before"
-    )
+    assert terms_text(further).endswith("; not counted: earlier training of the starting model")
     assert further.promise == f"{promise.statement} 'start' has a promise of its own"
     terms = terms_text(promise).removeprefix("simulated ε ")
     assert promised_text(promise) == f"simulated ε = 8.00 {terms}"

@@ -184,7 +184,7 @@ def test_without_a_whole_checkpoint_a_run_is_refused(folder: RunFolder) -> None:
 @pytest.mark.parametrize("lost", ["ledger.json", "metrics.jsonl"])
 def test_a_file_that_is_gone_is_not_an_empty_one(folder: RunFolder, lost: str) -> None:
     (folder.path / lost).unlink()
-    with pytest.raises(ConfigError, match="lacks rounds before it: put back"):
+    with pytest.raises(ConfigError, match="lacks rounds before it: restore"):
         folder.take_up(repeats=True)
 
 
@@ -223,7 +223,7 @@ def test_another_config_is_refused_by_its_keys(
         folder = RunFolder(tmp_path / str(number))
         folder.begin(one, {}, 0)
         folder.check(one, resume=True)
-        with pytest.raises(ConfigError, match=f"{named} = .* and not .*: not as in the run"):
+        with pytest.raises(ConfigError, match=f"{named} = .* and not .*: differs from the run"):
             folder.check(other, resume=True)
 
 
@@ -232,7 +232,7 @@ def test_a_kill_in_the_first_write_leaves_a_fresh_folder(tmp_path: Path) -> None
     (tmp_path / ".config.toml.123.tmp").write_text("[dat")
     folder.check_fresh()
     folder.begin(resumed(), {}, 0)
-    with pytest.raises(ConfigError, match="already there"):
+    with pytest.raises(ConfigError, match="already exists"):
         folder.check_fresh()
 
 
@@ -241,6 +241,6 @@ def test_a_folder_with_anything_else_is_taken(tmp_path: Path, name: str) -> None
     RunFolder(tmp_path / "absent").check_fresh()
     RunFolder(tmp_path).check_fresh()  # empty
     (tmp_path / name).touch()
-    for taken, why in ((tmp_path, "holds files, and nothing"), (tmp_path / name, "a file")):
+    for taken, why in ((tmp_path, "holds files, but no run"), (tmp_path / name, "a file")):
         with pytest.raises(ConfigError, match=why):
             RunFolder(taken).check_fresh()

@@ -115,13 +115,13 @@ def test_a_run_that_a_shared_budget_ended(
             killed_after(4, patch, SystemError)
             fedsim.run(config, path)
     for turn in range(3):
-        with pytest.raises(BudgetSpentError, match="this release would exceed its budget"):
+        with pytest.raises(BudgetSpentError, match="this release would exceed the shared budget"):
             fedsim.run(config, path, resume=lost or turn > 0)
         ended.append(Ended.of(path))
     assert ended[0] == ended[1] == ended[2]
     assert (ended[0].rounds, ended[0].releases) == (6 if lost else 7, 7)
     said = " ".join(load_report(path).privacy.assumptions)
-    assert ("1 of the 9 releases were made again" in said) is lost
+    assert ("1 of the 9 releases were repeated" in said) is lost
     assert ended[0].epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
     assert ended[0].epsilon <= config.privacy.epsilon  # type: ignore[operator]
 

@@ -69,8 +69,14 @@ def test_a_card_has_the_hubs_keys_the_settings_and_code_that_loads_it(
             "pipeline_tag": "text-generation",
             "tags": ["fedsim"],  # a seeded run protects nobody
         }
-        assert "Nothing is protected: with secret randomness the model alone would be." in card.text
-        assert "of the users in a data set that is on no hub: all rows with one value" in card.text
+        assert (
+            "This run gives no protection: with secret noise ε would cover only the model."
+            in card.text
+        )
+        assert (
+            "of the users in a data set that is not on the hub: all rows with one value"
+            in card.text
+        )
         settings = tomllib.loads(block(card.text, "toml"))
         assert settings["server"]["learning_rate"] == 0.25
         assert settings["server"]["schedule"] == {**EVERY_SERVER_OPTION["schedule"]}

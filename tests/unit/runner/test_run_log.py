@@ -112,7 +112,7 @@ def test_doubtful_names_and_unread_files_are_said_before_the_run_and_written_now
 @pytest.mark.parametrize(
     ("losses", "noise", "at", "cure"),
     [
-        ([5, 6, 7, 8, 9, 10, 11], 40.0, 3, "signal over noise is too small to be seen in the rel"),
+        ([5, 6, 7, 8, 9, 10, 11], 40.0, 3, "signal over noise is too small to measure in the rel"),
         ([5, 4, 6, 5, 6, 7, 8], 0.0, 6, "try a smaller server.learning_rate"),
         ([5, 6, 7, 7, 8, 9, 9], 0.0, None, ""),
     ],

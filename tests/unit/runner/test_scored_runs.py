@@ -109,9 +109,9 @@ def test_what_was_made_again_is_said_where_the_budget_ends_the_run(
         run(config.model_copy(update={"training": every_round(config)}), path, resume=True)
     report = load_report(path)
     assert report.cost.rounds < 6
-    (said,) = [text for text in report.privacy.assumptions if "cut off and taken up" in text]
+    (said,) = [text for text in report.privacy.assumptions if "interrupted and resumed" in text]
     releases = report.privacy.rounds + report.privacy.scores
-    assert f"4 of the {releases} releases were made again" in said
+    assert f"4 of the {releases} releases were repeated" in said
 
 
 def every_round(config: Config) -> TrainingConfig:
@@ -124,9 +124,9 @@ def test_what_was_asked_is_listed_with_what_pays_for_it(finished: Path, speeches
     assert (sums.times, sums.covered) == (4, True)
     assert (scores.times, scores.paid_by) == (2, "simulated: noise multiplier 4")
     free = {question: query for question, query in rows.items() if not query.covered}
-    assert all(query.paid_by == "nothing pays for it" for query in free.values())
+    assert all(query.paid_by == "not covered by ε" for query in free.values())
     assert free["held-out loss, perplexity and accuracy"].times == 3  # rounds 0, 2 and 4
-    assert not any("how many users there are" in question for question in rows)  # declared
+    assert not any("the number of users, for rates" in question for question in rows)  # declared
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert all(question in html.unescape(page) for question in rows)
 
@@ -139,7 +139,9 @@ def test_under_a_hypothetical_epsilon_they_are_said_so(speeches: Path, tmp_path:
     assert "Private scores, counted by the ε above" in page
     assert "The hypothetical ε above counts them." in card_of(found)
     assert not any(query.covered for query in found.report.privacy.queries)
-    assert any("would protect the model and its" in one for one in found.report.privacy.assumptions)
+    assert any(
+        "would cover only the model and its" in one for one in found.report.privacy.assumptions
+    )
     lines = load_metrics(found.path)
     tags = {name for name, _ in scalars(lines[-1], lines[-1].epsilon_terms or "")}
     assert "not covered by ε/private_scores/loss" in tags

@@ -59,7 +59,7 @@ def test_the_trained_weights_may_be_served(store: TokenStore) -> None:
 
 @pytest.mark.parametrize("saved", [START, TRAINED + 0.1 * TRAINED.T], ids=["start", "other"])
 def test_other_weights_may_not(store: TokenStore, saved: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="does not hold what was trained"):
+    with pytest.raises(RuntimeError, match="the saved model is not the trained model"):
         check(store, TRAINED, saved)
 
 

@@ -261,4 +261,4 @@ def test_inspect_shows_the_graph_and_what_is_kept(mails: Path, tmp_path: Path) -
         for row in kept
     )
     plain = fedsim("data", "inspect", tmp_path / "store")
-    assert "33 owners, 9 of whom are the user of no text" in plain.stdout.replace("\n", " ")
+    assert "33 owners; 9 are the user of no text" in plain.stdout.replace("\n", " ")

@@ -135,9 +135,9 @@ def test_keys_that_end_alike_are_named_in_full(config: Path) -> None:
 @pytest.mark.parametrize(
     ("vary", "overrides", "complaint"),
     [
-        (["seed=1", "seed=2"], [], "--vary seed: would undo seed"),
-        (["seed=1"], ["seed=2"], "--vary seed: would undo seed"),
-        (["server.learning_rate=1", "server={}"], [], "would undo server.learning_rate"),
+        (["seed=1", "seed=2"], [], "--vary seed: would override seed"),
+        (["seed=1"], ["seed=2"], "--vary seed: would override seed"),
+        (["server.learning_rate=1", "server={}"], [], "would override server.learning_rate"),
         (["strategy.cohort_siz=1"], [], "uls,cohort_siz=1: strategy.cohort_siz: unknown key; did"),
         (["privacy.epsilon=1"], [], "uls,epsilon=1: privacy: epsilon = 1.0 together with"),
         (["seed=1,many"], [], "uls,seed=many: seed = 'many'"),
@@ -169,7 +169,7 @@ def test_a_folder_of_another_run_is_found_before_anything_is_run(
     folder = tmp_path / "out" / "uls,seed=2"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(ConfigError, match="seed = 2 and not 0: not as in the run"):
+    with pytest.raises(ConfigError, match="seed = 2 and not 0: differs from the run"):
         sweep([config], tmp_path / "out", vary=["seed=1,2"])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["uls,seed=2"]
 

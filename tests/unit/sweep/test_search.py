@@ -126,7 +126,7 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
     )
     refused = fedsim("tune", small, "--vary", RATES, "--out", tmp_path / "refused")
     assert refused.returncode == 3
-    assert "would exceed its budget" in refused.stderr
+    assert "would exceed the shared budget" in refused.stderr
     assert not (tmp_path / "refused" / TRIALS).exists()
     with pytest.raises(BudgetSpentError):  # nothing was half begun: it may be tried again
         run_search(cells_of(small), tmp_path / "refused", trials=8.0)
@@ -135,15 +135,18 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--vary", "server.learning_rate=0.1"), "one candidate is no choice"),
-        (("--vary", "strategy.rounds=3,4"), "all trials of a search have one price"),
-        (("--vary", "strategy.name=els,group-privacy", *POOLED), "or is accounted otherwise"),
-        (("--vary", "privacy.epsilon=1,2"), "decides what is protected"),
-        (("--vary", "data.sequence_length=8,16"), "decides what is protected"),
+        (("--vary", "server.learning_rate=0.1"), "there is only one candidate"),
+        (("--vary", "strategy.rounds=3,4"), "all trials of a search need the same"),
+        (
+            ("--vary", "strategy.name=els,group-privacy", *POOLED),
+            "has another privacy cost or accountant",
+        ),
+        (("--vary", "privacy.epsilon=1,2"), "trials need equal data and guarantees"),
+        (("--vary", "data.sequence_length=8,16"), "trials need equal data and guarantees"),
         (("--vary", RATES, "--trials", "1"), "trials"),
         (("--vary", RATES, "--stopping", "poisson", "--set", "privacy.accountant=pld"), "rdp"),
         (("--vary", RATES, "--set", "data.held_out_examples=0"), "there is no text to score"),
-        (("--vary", RATES, "--set", "strategy.name=non-private"), "no private"),
+        (("--vary", RATES, "--set", "strategy.name=non-private"), "its runs are not private"),
         (
             ("--vary", RATES, "--set", "privacy.epsilon=0.1"),
             "what is released beside them costs 3.05 alone; give the scores more noise, make fewer",
@@ -201,8 +204,8 @@ def test_what_a_trial_writes_is_covered_once_it_has_won(speeches: Path, tmp_path
 
     config = write(tmp_path / "c.toml", speeches)
     winner = run_search(cells_of(config), tmp_path / "out", trials=2.0, runner=looked_at)
-    assert all(note.endswith("the samples neither") for note in before) and before
-    assert evaluate_run(winner)["note"].endswith("but for the samples")
+    assert all(note.endswith("nor are the samples") for note in before) and before
+    assert evaluate_run(winner)["note"].endswith("except for the samples")
 
 
 def test_one_secret_file_is_all_that_a_search_keeps(

@@ -84,7 +84,7 @@ def test_a_process_that_is_killed_for_real_goes_on(speeches: Path, tmp_path: Pat
         "tune", config, "--vary", RATES, "--trials", "7", "--resume", "--out", tmp_path / "killed"
     )
     assert "holds another search" in other.complaint
-    assert "already there" in fedsim(*arguments, tmp_path / "killed").complaint
+    assert "already exists" in fedsim(*arguments, tmp_path / "killed").complaint
 
 
 def test_a_failed_trial_stops_the_search_and_can_be_taken_up(

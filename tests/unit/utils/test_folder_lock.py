@@ -12,7 +12,7 @@ from fedsim.errors import ConfigError
 from fedsim.runner.folder import RunFolder
 from fedsim.utils.locks import LOCK, sole_writer
 
-TAKEN = "is being written by another process; wait for its end, or name another folder"
+TAKEN = "another process is writing to it; wait until that ends, or name another folder"
 
 
 def test_the_second_is_refused_until_the_first_ends(tmp_path: Path) -> None:

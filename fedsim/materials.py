@@ -191,19 +191,25 @@ def load_model(
     which must be installed; any other folder, GGUF file or hub id by the one for transformers.
 
     Raises:
-        ConfigError: it cannot be opened, or its loader knows of no other attention than one.
+        ConfigError: it cannot be opened, or its loader does not take a key.
     """
     name = loader_name(config.name_or_path)
     field = "model.name_or_path"
     if name not in (config.name_or_path, "transformers"):
         field = f"model.name_or_path = {config.name_or_path!r}: fedsim_model in its config.json"
     loader = resolve("models", name, field)
-    model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
-    if getattr(model, "attention", "eager") != config.attention:
+    if "," in device and name != "transformers":
         raise ConfigError(
-            f"model.attention = {config.attention!r}: the loader of models {name!r} does not take "
-            "it; leave it out"
+            f"executor.gpus_per_worker: the loader of models {name!r} holds a network on one GPU; "
+            "give at most 1"
         )
+    model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
+    for key, default in (("attention", "eager"), ("quantisation", None)):
+        if getattr(model, key, default) != (asked := getattr(config, key)):
+            raise ConfigError(
+                f"model.{key} = {asked!r}: the loader of models {name!r} does not take it; "
+                "leave it out"
+            )
     return model
 
 
@@ -249,18 +255,25 @@ def load_beside(config: Config, model: ModelConfig) -> LanguageModel:
 
 
 def default_device(gpus_per_worker: float) -> str:
-    """Return "cuda" where a worker was given a share of a GPU and there is one, else "cpu"."""
-    return "cuda" if gpus_per_worker > 0 and torch.cuda.is_available() else "cpu"
+    """Return where this process computes: "cpu", or as many GPUs as there are for a worker."""
+    visible = min(gpus_per_worker, torch.cuda.device_count())
+    return gpus(visible) if visible > 0 else "cpu"
+
+
+def gpus(count: float) -> str:
+    """Return the first GPUs that a process sees, in torch's spelling, commas between them."""
+    return "cuda" if count < 2 else ",".join(f"cuda:{number}" for number in range(int(count)))
 
 
 def check_device(device: str) -> None:
-    """Raise `ConfigError` where a worker was given a share of a GPU that torch cannot see."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    """Raise `ConfigError` where a worker was given more GPUs than torch can see."""
+    asked, seen = device.count("cuda"), torch.cuda.device_count()
+    if asked > seen:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
         raise ConfigError(
-            f"executor.gpus_per_worker: the worker got a share of GPU {visible!r}, but torch "
-            f"{torch.__version__} sees no CUDA device there; install a CUDA build of torch on "
-            "every machine, or set gpus_per_worker = 0"
+            f"executor.gpus_per_worker: the worker got {asked} of the GPUs {visible!r}, but torch "
+            f"{torch.__version__} sees {seen} CUDA devices there; install a CUDA build of torch "
+            f"on every machine, or set gpus_per_worker = {seen}"
         )
 
 
@@ -271,4 +284,4 @@ def worker_device(config: ExecutorConfig, of_server: str) -> str:
     """
     if config.grid == "in-process":
         return of_server
-    return "cuda" if config.gpus_per_worker > 0 else "cpu"
+    return gpus(config.gpus_per_worker) if config.gpus_per_worker > 0 else "cpu"

@@ -235,7 +235,7 @@ def test_help_and_accounting_do_not_wait_for_torch() -> None:
 
 def test_a_run_starts_without_the_optional_packages_and_the_client_app_is_light() -> None:
     """Flower imports it beside the ServerApp's thread; transformers cannot be imported twice."""
-    extras = ["tensorboard", "wandb", "mlflow", "ray", "gguf"]
+    extras = ["tensorboard", "wandb", "mlflow", "ray", "gguf", "bitsandbytes"]
     code = f"import sys; sys.modules.update(dict.fromkeys({extras}))\n"
     code += "import fedsim.clients.app\nassert 'transformers' not in sys.modules\n"
     code += "import fedsim.runner.launch"

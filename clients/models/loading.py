@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -24,6 +25,7 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.errors import ConfigError, nearest
 from fedsim.utils.files import check_no_pointers, shown_name
+from fedsim.utils.machine import memory_for_this_process
 from fedsim.utils.terminal import logging_warnings
 
 _MASK = re.compile(r"(attn|attention)\.(masked_bias|bias|causal_mask)$")
@@ -52,7 +54,7 @@ def load(
             f"model.pretraining_steps = {config.pretraining_steps}: only a built-in model is "
             f"pre-trained here, and {name!r} is none; leave the key out"
         )
-    module, tokenizer = open_pretrained(name)
+    module, tokenizer = open_pretrained(name, "auto" if config.quantisation else torch.float32)
     shown = shown_name(name)
     origin = (
         f"The starting point and the vocabulary are those of {shown!r}; "
@@ -69,11 +71,17 @@ def load(
     )
 
 
-def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_pretrained(
+    name: str, dtype: torch.dtype | str = torch.float32
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a folder, a GGUF file or a hub id; warnings of libraries become lines of the log.
 
     Attention is the "eager" kind, whatever the files ask for, until a `TransformersModel` is made
     of it.
+
+    Args:
+        name: where it is.
+        dtype: of the weights; "auto" for that of the files. GGUF is unpacked to float32.
 
     Raises:
         ConfigError: it cannot be opened; the message says why.
@@ -83,10 +91,10 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         raise ConfigError(f"model.name_or_path = {name!r}: there is no such file or folder")
     source = str(path) if path.exists() else name
     options: dict[str, Any] = {"trust_remote_code": False}
-    loading: dict[str, Any] = {"dtype": torch.float32}
+    loading: dict[str, Any] = {"dtype": dtype}
     if path.suffix == ".gguf" and path.is_file():
         source, options = str(path.parent), {**options, "gguf_file": path.name}
-        loading["quantization_config"] = GgufConfig(dequantize=True)
+        loading = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
     else:
         loading |= {"use_safetensors": True, "ignore_mismatched_sizes": True}
     try:
@@ -97,6 +105,7 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
                 check_no_pointers([path])
             config = AutoConfig.from_pretrained(source, **options)
             config._attn_implementation = "eager"
+            _check_memory(config, loading["dtype"])
             opened: Any = AutoModelForCausalLM.from_pretrained(
                 source, config=config, output_loading_info=True, **loading, **options
             )
@@ -104,9 +113,26 @@ def open_pretrained(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             _check_all_used(module, loaded)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             _forget_quantisation(module)
+    except MemoryError as error:
+        raise ConfigError(f"model.name_or_path = {name!r}: {error}") from None
     except Exception as error:  # transformers and what it builds on have errors of many kinds
         raise ConfigError(_explain(name, error)) from error
     return module, tokenizer
+
+
+def _check_memory(config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
+    """Raise `MemoryError` before weights are read that this machine has no room for."""
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    own = config.dtype if dtype == "auto" and isinstance(config.dtype, torch.dtype) else None
+    width = (own or torch.float32).itemsize
+    needed = width * sum(value.numel() for value in network.parameters())
+    available = memory_for_this_process()
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"its weights take {needed / 1e9:.2g} GB of this machine's memory, which has "
+            f"{available / 1e9:.2g} GB; take a smaller model, or a larger machine"
+        )
 
 
 def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from fedsim.clients.models.chat import ChatEncoder
 from fedsim.clients.models.dropout import install_dropout, row_streams
 from fedsim.clients.models.encoders import encoder_of, plain
 from fedsim.clients.models.gpu_kernels import align_words
+from fedsim.clients.models.quantised import quantise_
+from fedsim.clients.models.several_devices import follow_, place_
 from fedsim.clients.models.trainable import (
     add_lora,
     check_merges,
@@ -52,6 +54,7 @@ class TransformersModel:
         blocks: the parts of the network that may be computed again in the backward pass.
         dropout: the probability with which an engine is to let entries be dropped.
         attention: "sdpa" is fused: then rows hold one sequence each, and `vmap` has no rule for it.
+        quantisation: of the frozen linear layers, or None.
     """
 
     def __init__(
@@ -67,13 +70,16 @@ class TransformersModel:
     ) -> None:
         """Wrap `module`, which is taken over: adapters go into it, and it moves to `device`.
 
+        Several devices are named with commas between them. Parameters and tokens are on the first.
+
         Raises:
             ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
         """
         self.name = config.name_or_path
         self.origin = origin
         self.tokenizer = tokenizer
-        self.device = torch.device(device)
+        self._devices = device.split(",")
+        self.device = torch.device(self._devices[0])
         self.vocabulary_size = int(module.config.get_text_config().vocab_size)
         self.num_parameters = sum(value.numel() for value in module.parameters())
         _check_fit(module, tokenizer, self.name, sequence_length)
@@ -92,11 +98,18 @@ class TransformersModel:
         self._pad_token_id = _make_padding_ordinary(module)
         self.dropout = config.dropout
         self.attention = config.attention
+        self.quantisation = config.quantisation
         if (module.config._attn_implementation or "eager") != config.attention:
             _set_attention(module, config)
         _fuse_activations(module)
         align_words(module)
-        self.module = _prepared(module, config, seed).to(self.device)
+        self.module = _prepared(module, config, seed)
+        self.blocks = [
+            part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
+        ]
+        self._place()
+        if len(self._devices) > 1:
+            follow_(self.blocks, self._devices)
         names = [name for name, _ in self.module.named_parameters()]
         selected = select_trainable(
             names,
@@ -111,9 +124,6 @@ class TransformersModel:
             text = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
             with torch.no_grad(), row_streams(text[:, 0]):
                 self.logits(self._trainable, text)
-        self.blocks = [
-            part for part in self.module.modules() if isinstance(part, GradientCheckpointingLayer)
-        ]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return, per text, its ids between a begin and an end token; never truncated.
@@ -184,6 +194,12 @@ class TransformersModel:
             check_same_layout(self._trainable, parameters)
         # The tied names are known, so torch need not search the module for them at each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
+        if len(self._devices) > 1:  # gradients come back the same way
+            held = self._trainable
+            replaced = {
+                place: value.to(held[self.places[place]].device)
+                for place, value in replaced.items()
+            }
         options = {"use_cache": False} | ({} if positions is None else {"position_ids": positions})
         output = torch.func.functional_call(
             self.module, replaced, (tokens,), options, tie_weights=False
@@ -204,10 +220,13 @@ class TransformersModel:
             twin.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
+    def _place(self) -> None:
+        place_(self.module, self.blocks, self._devices)
+
     def _twin(self, parameters: Tensors) -> nn.Module:
         check_same_layout(self._trainable, parameters)
         twin = copy.deepcopy(self.module.to("cpu"))  # a GPU may have no room for a second network
-        self.module.to(self.device)
+        self._place()
         for value in twin.parameters():  # frozen ones may be in bfloat16: see `mixed_precision`
             value.data = value.data.to(torch.float32)
         with torch.no_grad():
@@ -271,7 +290,10 @@ def _prepared(module: PreTrainedModel, config: ModelConfig, seed: int) -> nn.Mod
             f"model.dropout = {config.dropout}: the network of {config.name_or_path!r} has no "
             "dropout layers; give 0.0, or lora_rank > 0, whose adapters have some"
         )
-    return prepared.requires_grad_(False).eval()
+    prepared.requires_grad_(False).eval()
+    if config.quantisation is not None:
+        quantise_(prepared, config)
+    return prepared
 
 
 def _subset(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:

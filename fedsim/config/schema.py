@@ -68,6 +68,7 @@ class ClipConfig(Section):
 
 Precision = Literal["float32", "bfloat16"]
 Attention = Literal["eager", "sdpa"]
+Quantisation = Literal["int8", "nf4"]
 SelectionRule = Literal[
     "random",
     "longest",
@@ -110,6 +111,9 @@ class ModelConfig(Section):
     attention: Attention = "eager"
     """"eager" keeps all attention weights in memory for the gradient; "sdpa" (fused kernels) keeps
     none."""
+    quantisation: Quantisation | None = None
+    """Hold the frozen linear layers in 8 ("int8") or 4 bits ("nf4"): adapters only, with
+    merged = false."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -121,7 +125,13 @@ class ModelConfig(Section):
             raise ValueError(f"{name} is for new adapters, adapter for existing ones: give one")
         if given and not self.adapts:
             raise ValueError(f"{given[0]} needs lora_rank: without adapters it has no effect")
-        if not self.merged and not (self.adapts and self.trainable == "all"):
+        only_adapters = self.adapts and self.trainable == "all"
+        if self.quantisation and (self.merged or not only_adapters):
+            raise ValueError(
+                f'quantisation = "{self.quantisation}" trains and writes adapters alone: give '
+                'lora_rank or adapter, trainable = "all" and merged = false'
+            )
+        if not self.merged and not only_adapters:
             raise ValueError('merged = false needs adapters and trainable = "all"')
         return self
 
@@ -133,6 +143,8 @@ class ModelConfig(Section):
     @property
     def start(self) -> ModelConfig:
         """The config of the starting network without new adapters, which start at zero."""
+        if self.quantisation:  # which is of frozen weights
+            return self
         kept = {"name_or_path", "pretraining_steps", "adapter", "attention"}
         return ModelConfig(**self.model_dump(include=kept))
 

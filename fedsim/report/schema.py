@@ -200,6 +200,7 @@ class ModelSummary(Record):
     trainable_pattern: str
     lora_rank: Count
     origin: str
+    quantisation: str | None = None
 
 
 class Cost(Record):

@@ -68,7 +68,7 @@ class RunFolder:
         """
         if config.model.merged:
             return ModelConfig(name_or_path=str(self.model), attention=config.model.attention)
-        kept = {"name_or_path", "pretraining_steps", "attention"}
+        kept = {"name_or_path", "pretraining_steps", "attention", "quantisation"}
         base = config.model.model_dump(include=kept)
         return ModelConfig(**base, adapter=str(self.adapter), merged=False)
 

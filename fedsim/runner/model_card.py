@@ -48,7 +48,7 @@ def model_card(
     base = model.name_or_path
     opened_by = "peft" if adapter else "transformers"
     if loader_name(base if adapter else str(folder)) != "transformers" or (
-        adapter and base.endswith(".gguf")
+        adapter and (base.endswith(".gguf") or model.quantisation)  # peft would not round the base
     ):
         opened_by = "fedsim"
     licence = _licence(base)

@@ -494,6 +494,7 @@ def _model(config: Config, materials: Materials, state: ServerState) -> ModelSum
         trainable_pattern=config.model.trainable,
         lora_rank=config.model.lora_rank or max(ranks, default=0),
         origin=" ".join([materials.model.origin, *materials.earlier_training]),
+        quantisation=config.model.quantisation,
     )
 
 

@@ -63,6 +63,7 @@ MODELS = {
     "tiny-gpt": ModelConfig(),
     "tiny-gpt ln": ModelConfig(trainable="ln_"),
     "tiny-gpt lora": ModelConfig(lora_rank=2),
+    "tiny-gpt nf4": ModelConfig(lora_rank=2, quantisation="nf4", merged=False),
     "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm"),
 }
 FUSED = {"tiny-gpt sdpa": ModelConfig(attention="sdpa")}
@@ -108,6 +109,7 @@ CHECKPOINTED: dict[str, tuple[ModelConfig, Precision]] = {
     "no block": (ModelConfig(trainable="wte"), "float32"),
     "lora": (ModelConfig(lora_rank=2, dropout=0.2), "bfloat16"),
     "fused": (FUSED["tiny-gpt sdpa"], "float32"),
+    "nf4": (MODELS["tiny-gpt nf4"], "bfloat16"),
 }
 
 

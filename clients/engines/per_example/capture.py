@@ -188,6 +188,9 @@ class _LayerHooks:
     ) -> None:
         if inputs._version != version:
             raise NotCovered(f"{self._layer.place}: its input was changed in place afterwards")
+        # A network may be on several devices; gradients are where the parameters are.
+        device = next(iter(self._parameters.values())).device
+        inputs, gradient = inputs.to(device), gradient.to(device)
         call = make(
             parameters=self._parameters,
             input=inputs if inputs.dtype == torch.int64 else self._by_row(inputs),

@@ -130,16 +130,20 @@ def test_without_merged_weights_the_adapter_is_what_is_scored_and_attacked(
     assert torch.isfinite(first.model(tokens).logits).all()
 
 
-@pytest.mark.parametrize(("steps", "target"), [(0, "wte"), (2, "c_attn")])
+@pytest.mark.parametrize(
+    ("steps", "target", "more"),
+    [(0, "wte", {}), (2, "c_attn", {}), (2, "c_attn", {"quantisation": "nf4"})],
+    ids=["shared weight", "pre-trained", "4 bits"],
+)
 def test_an_adapter_alone_stands_on_the_base_that_it_was_trained_on(
-    speeches: Path, tmp_path: Path, steps: int, target: str
+    speeches: Path, tmp_path: Path, steps: int, target: str, more: dict[str, Any]
 ) -> None:
     """A built-in model is named with how long it was pre-trained, which is part of the base.
 
     The table of words is also the output layer: its adapter cannot be merged, and need not be.
     """
     model = {"pretraining_steps": steps, "lora_rank": 2, "trainable": "all", "merged": False}
-    model["lora_target_modules"] = [target]
+    model |= {"lora_target_modules": [target], **more}
     config = write_config(tmp_path / "c.toml", speeches, model=model)
     done = fedsim_ok("run", config, "--out", tmp_path / "run")
     done = fedsim_ok("evaluate", tmp_path / "run", "--json")

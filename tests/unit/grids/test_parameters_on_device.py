@@ -113,5 +113,5 @@ def test_on_the_cpu_they_are_the_servers_own_memory_where_kernels_round_alike() 
 def test_a_share_of_a_gpu_that_torch_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     check_device("cpu")
-    with pytest.raises(ConfigError, match=r"gpus_per_worker: the worker got a share of GPU '0'"):
+    with pytest.raises(ConfigError, match=r"the worker got 1 of the GPUs '0', but torch .* sees 0"):
         check_device("cuda")

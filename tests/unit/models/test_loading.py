@@ -12,12 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
+from fedsim.clients.models import loading
 from fedsim.clients.models.loading import load
+from fedsim.clients.models.quantised import QuantisedLinear
 from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 from fedsim.data.building.tokenise import NO_TOKENS
@@ -229,6 +232,22 @@ def test_sequences_longer_than_the_positions_are_refused(llama: Path) -> None:
 def test_pretraining_steps_belong_to_built_in_models(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.pretraining_steps = 5: .*leave the key out"):
         load_folder(llama, pretraining_steps=5)
+
+
+def test_a_base_to_be_rounded_is_read_in_the_type_of_its_files(llama: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    network.save_pretrained(llama)
+    model = load_folder(llama, lora_rank=2, quantisation="int8", merged=False)
+    assert {value.dtype for value in model.module.parameters()} == {torch.float32}
+    assert sum(isinstance(part, QuantisedLinear) for part in model.module.modules()) == 7
+
+
+def test_weights_that_do_not_fit_the_memory_are_not_read(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "memory_for_this_process", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"its weights take \S+ GB of this machine's memory"):
+        load_model(ModelConfig(name_or_path=str(llama)))
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./absent", "models/a/b", "absent.gguf"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from flwr.serverapp import Grid
 
@@ -9,43 +11,115 @@ from fedsim.config import Config
 from fedsim.errors import ConfigError
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.grids.ray_grid import RayGrid
-from fedsim.language_model import LanguageModel
-from fedsim.materials import worker_device
+from fedsim.language_model import LanguageModel, made_up_text, module_of
+from fedsim.materials import Materials, worker_device
 from fedsim.parts import server_optimizer
+from fedsim.plan import RoundPlan
 from fedsim.utils.machine import memory_for_this_process
 
 _FLOAT32, _FLOAT64 = 4, 8
+_LONG, _SMALL = 1024, 2**29  # tokens, bytes
+_AT_ONCE = 64  # texts of a unit that the engine `loop` computes together, see clients/tasks
 
 
-def check_memory(config: Config, model: LanguageModel, grid: Grid, device: str) -> None:
-    """Raise `ConfigError` if parameters and sums alone do not fit the memory.
+def check_memory(
+    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
+) -> None:
+    """Raise `ConfigError` if a round's least needs do not fit the memory.
 
-    Counted are the network, the trained parameters with the optimizer's state and their average,
-    and each worker's copy of them, float64 sum and one gradient. Activations come on top. Workers
-    on other machines or on GPUs of other processes are not counted.
+    Counted are the network, the trained parameters with the optimizer's state and their average;
+    and of each worker its copies of network and parameters, a float64 sum, a gradient, and what a
+    pass over one text of `data.sequence_length` keeps. Workers on other machines are not counted.
 
     Raises:
         ConfigError: too little memory, or checkpointing for a network without blocks.
     """
-    executor = config.executor
+    executor, model = config.executor, materials.model
     if executor.checkpointing and not getattr(model, "blocks", ()):
         raise ConfigError(
             f"executor.checkpointing = true: the network of {config.model.name_or_path!r} has no "
             "blocks that transformers knows how to compute again; leave it out"
         )
     trained = sum(value.numel() for value in model.initial_parameters().values())
-    network = _FLOAT32 * model.num_parameters
+    network = network_bytes(model)
     server = network + _FLOAT32 * trained * (1 + server_optimizer(config).copies)
     worker = (_FLOAT32 + _FLOAT64) * trained  # a gradient and the sum
-    alone = isinstance(grid, InProcessGrid)
-    if alone and worker_device(executor, device).startswith("cuda"):
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        _compare(config, network + _FLOAT32 * trained + worker, free, "of the GPU")
+    worker += _FLOAT32 * trained * (config.strategy.local.task == "fedavg")  # its own parameters
+    worker += pass_bytes(config, model, _texts_at_once(config, materials, plan))
+    alone, whole = isinstance(grid, InProcessGrid), network + _FLOAT32 * trained + worker
+    here = isinstance(grid, RayGrid) and not executor.address
+    if torch.cuda.is_available() and worker_device(executor, device).startswith("cuda"):
+        if alone:
+            free = sum(
+                torch.cuda.mem_get_info(each)[0] + torch.cuda.memory_reserved(each)
+                for each in device.split(",")
+            )
+            _compare(config, whole, free, "of the GPU")
+        elif here:
+            of_one = torch.cuda.get_device_properties(0).total_memory
+            _compare(config, whole, int(of_one * executor.gpus_per_worker), "of a worker's GPUs")
     elif alone:
         server += worker
-    elif isinstance(grid, RayGrid) and not (executor.address or executor.gpus_per_worker):
-        server += executor.workers * (network + _FLOAT32 * trained + worker)
+    elif here:
+        server += executor.workers * whole
     _compare(config, server, memory_for_this_process(), "of this machine")
+
+
+def network_bytes(model: LanguageModel) -> int:
+    """Return the bytes of a network's weights and buffers; 4 a parameter where it hides them."""
+    module = module_of(model)
+    held = [*module.parameters(), *module.buffers()]
+    return sum(value.nbytes for value in held) or _FLOAT32 * model.num_parameters
+
+
+def pass_bytes(config: Config, model: LanguageModel, texts: int) -> int:
+    """Return the least bytes that a pass keeps for its gradient; no memory is taken to find out.
+
+    With checkpointing, or for a network that is small or that torch cannot trace, those of the
+    logits alone.
+    """
+    length, kept = config.data.sequence_length, 0
+    large = length >= _LONG or network_bytes(model) > _SMALL  # to trace takes a second
+    if large and not config.executor.checkpointing:
+        with suppress(Exception):  # a network may ask for numbers, which are not there
+            kept = sum(_kept(model, length).values())
+    if config.executor.precision == "bfloat16":
+        kept //= 2
+    scores = 2 * _FLOAT32 * length * model.vocabulary_size  # and their gradient
+    return texts * (kept + scores)
+
+
+def _kept(model: LanguageModel, length: int) -> dict[int, int]:
+    """Return the bytes of each storage that autograd keeps of a text, weights left out."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 (slow)
+
+    module, kept = module_of(model), dict[int, int]()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        leaves = {
+            name: fake.from_tensor(value.to(model.device)).requires_grad_()
+            for name, value in model.initial_parameters().items()
+        }
+        own = [*leaves.values(), *map(fake.from_tensor, [*module.parameters(), *module.buffers()])]
+        weights = {value.untyped_storage()._cdata for value in own}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logits = model.logits(leaves, fake.from_tensor(made_up_text(model, length, 0)))
+        del logits
+    return kept
+
+
+def _texts_at_once(config: Config, materials: Materials, plan: RoundPlan) -> int:
+    """Return how many texts of the largest user a pass has at least."""
+    most = plan.task.options.get("batch_size")  # of local training, which computes unit by unit
+    if most is None and config.executor.engine == "loop":
+        most = plan.task.options.get("group_size")
+    return max(1, min(int(most or 1), _AT_ONCE, int(materials.split.user_sizes.max(initial=1))))
 
 
 def _compare(config: Config, needed: int, available: int | None, place: str) -> None:
@@ -53,6 +127,19 @@ def _compare(config: Config, needed: int, available: int | None, place: str) -> 
         raise ConfigError(
             f"model.name_or_path = {config.model.name_or_path!r}: a round needs at least "
             f"{needed / 1e9:.2g} GB of the memory {place}, which has {available / 1e9:.2g} GB; "
-            "train fewer parameters (model.lora_rank, model.trainable), take fewer "
-            "executor.workers, or a smaller model"
+            f"{remedies(config)}"
         )
+
+
+def remedies(config: Config) -> str:
+    """Return the keys that lower a round's memory, those that are set already left out."""
+    model, executor = config.model, config.executor
+    helps = {
+        'hold the frozen base in 4 bits (model.quantisation = "nf4")': not model.quantisation,
+        "train fewer parameters (model.lora_rank, model.trainable)": not model.adapts,
+        "compute activations again (executor.checkpointing)": not executor.checkpointing,
+        "take fewer executor.workers": executor.workers > 1,
+        "more executor.gpus_per_worker": executor.gpus_per_worker > 0,
+        "a smaller data.sequence_length or strategy.group_size": True,
+    }
+    return "; ".join([text for text, does in helps.items() if does]) + "; or a smaller model"

@@ -28,9 +28,16 @@ from fedsim.errors import (
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import private_scores
 from fedsim.grids.executor import build_executor
-from fedsim.grids.memory_needed import check_memory
+from fedsim.grids.memory_needed import check_memory, remedies
 from fedsim.language_model import LanguageModel, unused_parameters
-from fedsim.materials import Materials, default_device, load_model, materials_of
+from fedsim.materials import (
+    Materials,
+    check_device,
+    default_device,
+    gpus,
+    load_model,
+    materials_of,
+)
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
 from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport
@@ -82,13 +89,19 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     folder = RunFolder(out)
     folder.check(config, resume)
     trackers = find_trackers(config.training.trackers)
-    materials = materials_of(config, folder.data_seed(config))
+    try:
+        materials = materials_of(config, folder.data_seed(config))
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"model.name_or_path = {config.model.name_or_path!r}: the network does not fit the "
+            f"memory of the GPU; {remedies(config)}"
+        ) from error
     for words in notes(config.data, materials.store):
         log.warning("%s", words)  # before run.log opens, because the notes show user names
     plan = build_plan(config, materials)
     folder.check_more_rounds(config, plan)
     device = _device(config)
-    check_memory(config, materials.model, grid, device)
+    check_memory(config, materials, plan, grid, device)
     _warn(config, materials, plan)
     search = config.privacy.search
     if search is not None and not (search.trial is not None and folder.identity.exists()):
@@ -114,6 +127,8 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
 
 
 def _device(config: Config) -> str:
+    if config.executor.gpus_per_worker >= 2 and config.executor.grid == "in-process":
+        check_device(gpus(config.executor.gpus_per_worker))
     device = default_device(config.executor.gpus_per_worker)
     if config.executor.gpus_per_worker and config.executor.grid == "in-process" and device == "cpu":
         log.warning(
@@ -411,7 +426,7 @@ class _Session:
             saved = load_model(
                 self.folder.served(self.config),
                 sequence_length=self.config.data.sequence_length,
-                device=str(self.materials.model.device),
+                device=default_device(self.config.executor.gpus_per_worker),
             )
         except ConfigError as error:
             raise SavedModelError(

@@ -58,9 +58,10 @@ _MEMORY = "## Peak memory\n\nA process that computes one step, over the non-priv
 _GPU = """## GPU
 
 `python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures in
-bfloat16, a minute or two a case; `--quick` takes tiny shapes, on a CPU too. Sections (`parity`,
-`tests`, `resume`, `ratios`, `workers`) can be named. The column "of arithmetic" is tokens a second
-over those of 40 % of the GPU's peak.
+bfloat16; `--quick` takes tiny shapes, on a CPU too. Slices can be named (`350m`, `gpt2`, `fedavg`,
+`rounds`, `workers`, `llama-8b`, `parity`, `tests`, `resume`). Each ends after eight minutes and
+keeps the rows of others; `--list` says which are not measured. The column "of arithmetic" is tokens
+a second over those of 40 % of the GPU's peak.
 """
 _SERVER = """## The server's part of a round
 

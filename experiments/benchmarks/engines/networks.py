@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
 
-from transformers import GPT2Config, PreTrainedConfig
+import torch
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig
 
 from fedsim.clients.models.pretraining import random_start
 from fedsim.clients.models.tokenizers import byte_pair_tokenizer
@@ -22,6 +23,21 @@ CONFIGS: Mapping[str, PreTrainedConfig] = {
     "gpt2-small": GPT2Config(n_embd=768, n_layer=12, n_head=12),
     "gpt2-medium": MODELS["gpt2-medium, 350M"],
     "smollm2-135m": MODELS["SmolLM2-135M"],
+    "llama-8b": LlamaConfig(  # Grattafiori et al. 2024 (arXiv:2407.21783), Table 3
+        vocab_size=128_256,
+        hidden_size=4_096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    ),
+    "llama-tiny": LlamaConfig(
+        vocab_size=2_000,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    ),
 }
 
 
@@ -33,21 +49,27 @@ def network(
 
     Args:
         name: a built-in model, or one of `CONFIGS`, with `-lora` for adapters of rank 32 where
-            peft puts them, and the rest frozen. Nothing is downloaded.
+            peft puts them, and the rest frozen; `-nf4-lora`: in 4 bits. Nothing is downloaded.
         sequence_length: of the longest example, in tokens.
         device: in torch's spelling.
         attention: see `ModelConfig`.
     """
-    plain = name.removesuffix("-lora")
+    plain = name.removesuffix("-lora").removesuffix("-nf4")
     if plain not in CONFIGS:
         built_in = ModelConfig(name_or_path=name, pretraining_steps=0, attention=attention)
         return load_model(built_in, 0, sequence_length, device)
     tokenizer = byte_pair_tokenizer(2000)  # any that fits: token ids are drawn, never spelt
+    with torch.device(device if plain == "llama-8b" else "cpu"):  # there it takes seconds
+        module = random_start(deepcopy(CONFIGS[plain]), seed=0)
     return TransformersModel(
-        random_start(deepcopy(CONFIGS[plain]), seed=0),
+        module,
         tokenizer,
         ModelConfig(
-            name_or_path=name, lora_rank=LORA_RANK if name != plain else 0, attention=attention
+            name_or_path=name,
+            lora_rank=LORA_RANK if name != plain else 0,
+            attention=attention,
+            quantisation="nf4" if "-nf4" in name else None,
+            merged="-nf4" not in name,
         ),
         origin="Random weights.",
         sequence_length=sequence_length,

@@ -1,8 +1,9 @@
-"""Checks and times on a GPU: `python -m fedsim.experiments.benchmarks.gpu [SECTION]... --out FILE`.
+"""Checks and times on a GPU: `python -m fedsim.experiments.benchmarks.gpu [SLICE]... --out FILE`.
 
-The file is what `fedsim.experiments.benchmarks.page` shows, written anew after each row. What it
-has of other sections stays, where the machine was the same. A section that fails is in it with its
-error, and the next one begins; the exit status is then 1.
+The file is what `fedsim.experiments.benchmarks.page` shows, written anew after each row. A slice
+replaces its own rows and leaves those of others; it ends after eight minutes, so that a quarter of
+an hour on a GPU adds something. One that fails is in the file with its error, and the next one
+begins; the exit status is then 1. `--list` says which slices the file lacks.
 """
 
 from __future__ import annotations
@@ -12,62 +13,91 @@ import gc
 import json
 import logging
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedsim.errors import ConfigError
+from fedsim.experiments.benchmarks.engines.networks import network
 from fedsim.experiments.benchmarks.gpu.checks import device_tests, parity, resumed
-from fedsim.experiments.benchmarks.gpu.speed import ratios, workers
+from fedsim.experiments.benchmarks.gpu.speed import (
+    NotMeasured,
+    adapters,
+    large,
+    large_base,
+    local_training,
+    rounds,
+    workers,
+)
 from fedsim.experiments.benchmarks.timing import Row
 from fedsim.utils.files import write_atomically
 from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory, machine, versions
 
 log = logging.getLogger(__name__)
 
-Section = Callable[[str, bool], Iterator[Row]]
+Slice = Callable[[str, bool], Iterator[Row]]
 """Yields rows, from a device in torch's spelling and whether shapes are to be tiny; may raise."""
 
-SECTIONS: Mapping[str, Section] = {
+SLICES: Mapping[str, Slice] = {  # what is least known comes first
+    "350m": large,
+    "gpt2": adapters,
+    "fedavg": local_training,
+    "rounds": rounds,
+    "workers": workers,
+    "llama-8b": large_base,
     "parity": parity,
     "tests": device_tests,
     "resume": resumed,
-    "ratios": ratios,
-    "workers": workers,
 }
+_SECONDS = 480  # of a slice, at most
 _COMMAND = "python -m fedsim.experiments.benchmarks.gpu"
 
 
 def measure(
-    sections: Mapping[str, Section], device: str, quick: bool, out: Path, only: str = ""
+    slices: Mapping[str, Slice], device: str, quick: bool, out: Path, limit: int = _SECONDS
 ) -> list[str]:
-    """Carry out sections, write what they find to `out`, and return the names of those that failed.
+    """Carry out slices, write what they find to `out`, and return the names of those that failed.
 
-    Each leaves a last row with its seconds and, in `details["result"]`, "passed" or its error.
-    Where they are to find only cases whose names have a text in them, those of others stay.
+    Each leaves a last row with its seconds and, in `details["result"]`, "passed", "not measured"
+    and why, or its error.
+
+    Args:
+        slices: by name.
+        device: in torch's spelling.
+        quick: whether shapes are to be tiny.
+        out: the JSON file.
+        limit: seconds after which a slice ends; its rows so far are kept.
+
+    Raises:
+        ConfigError: `out` has rows of another machine or of other versions.
     """
     head = {
         "machine": {**machine(), **_gpu(device)},
         "versions": versions(),
         "command": shlex.join([*_COMMAND.split(), *sys.argv[1:]]),
     }
-    rows = _kept(out, head, sections, only)
+    rows = _kept(out, head, slices)
     failed: list[str] = []
 
     def keep(row: Row) -> None:
-        row["details"] = {**row.get("details", {}), "section": name}
+        row["details"] = {**row.get("details", {}), "slice": name}
         rows.append(row)
         write_atomically(out, json.dumps({**head, "rows": rows}, ensure_ascii=False) + "\n")
 
-    for name, section in sections.items():
+    for name, found in slices.items():
         started, result = time.perf_counter(), "passed"
         try:
-            for row in section(device, quick):
-                keep(row)
+            with _at_most(limit):
+                for row in found(device, quick):
+                    keep(row)
+        except NotMeasured as reason:
+            result = f"not measured: {reason}"
         except Exception as error:  # whatever it is, the others go on
             log.exception("%s failed", name)
             result = f"{type(error).__name__}: {error}"
@@ -77,26 +107,48 @@ def measure(
         details: dict[str, Any] = {"result": result}
         keep(Row(benchmark="gpu", case=name, engine="all", seconds=seconds, details=details))
         gc.collect()
-        torch.cuda.empty_cache()  # other processes of the next section may need the memory
+        network.cache_clear()
+        torch.cuda.empty_cache()  # other processes of the next slice may need the memory
     return failed
 
 
-def _kept(
-    out: Path, head: Mapping[str, Any], sections: Mapping[str, Section], only: str
-) -> list[Row]:
-    """Return the rows of other sections and cases that such a machine has written before."""
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    """Raise `TimeoutError` in the block after so many seconds."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"ended after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _kept(out: Path, head: Mapping[str, Any], slices: Mapping[str, Slice]) -> list[Row]:
+    """Return the rows of other slices."""
     if not out.exists():
         return []
     before = json.loads(out.read_text(encoding="utf-8"))
-    same = before["versions"] == head["versions"] and all(
-        before["machine"].get(part) == head["machine"][part] for part in ("processor", "gpu")
+    theirs, ours = (
+        {**each["versions"], **{key: each["machine"].get(key) for key in ("processor", "gpu")}}
+        for each in (before, head)
     )
+    if theirs != ours:
+        raise ConfigError(
+            f"--out {out}: its rows are of another machine or of other versions; give another file"
+        )
+    return [row for row in before["rows"] if row["details"]["slice"] not in slices]
 
-    def again(row: Row) -> bool:
-        case, section = row["case"], row["details"]["section"]
-        return section in sections and (only in case or case == section)
 
-    return [row for row in before["rows"] if same and not again(row)]
+def results(out: Path) -> dict[str, str]:
+    """Return what `out` says of each slice: "passed", an error, or "not measured"."""
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
+    ends = {row["case"]: row["details"]["result"] for row in rows if row.get("engine") == "all"}
+    return {name: ends.get(name, "not measured") for name in SLICES}
 
 
 def _gpu(device: str) -> dict[str, Any]:
@@ -109,28 +161,31 @@ def _gpu(device: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sections of the command line and return the exit status."""
+    """Run the slices of the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog=_COMMAND)
-    names = ", ".join(SECTIONS)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{names}; all by default")
+    names = ", ".join(SLICES)
+    parser.add_argument("slices", nargs="*", metavar="SLICE", help=f"{names}; all by default")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--quick", action="store_true", help="tiny shapes; on a CPU too")
-    parser.add_argument("--case", default="", help="with ratios: cases with this in their names")
+    parser.add_argument("--list", action="store_true", help="say what the file has of each slice")
     chosen = parser.parse_args(arguments)
-    if unknown := sorted(set(chosen.sections) - set(SECTIONS)):
-        parser.error(f"SECTION = {unknown[0]!r}: there is none of this name; known: {names}")
-    if chosen.case and chosen.sections != ["ratios"]:
-        parser.error("--case is for ratios alone: give SECTION ratios, and no other")
+    if unknown := sorted(set(chosen.slices) - set(SLICES)):
+        parser.error(f"SLICE = {unknown[0]!r}: there is none of this name; known: {names}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if chosen.list:
+        for name, result in results(chosen.out).items():
+            log.info("%s: %s", name, result)
+        return 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not chosen.quick:
         parser.error("torch sees no CUDA device here; with --quick all is tiny and a CPU will do")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     collect_garbage_rarely()  # as a run does
     keep_freed_memory()
-    sections = {name: SECTIONS[name] for name in chosen.sections or SECTIONS}
-    if chosen.case:
-        sections["ratios"] = partial(ratios, only=chosen.case)
-    return 1 if measure(sections, device, chosen.quick, chosen.out, chosen.case) else 0
+    slices = {name: SLICES[name] for name in chosen.slices or SLICES}
+    try:
+        return 1 if measure(slices, device, chosen.quick, chosen.out) else 0
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ _ON_DEVICE = (  # they read FEDSIM_TEST_DEVICE
     "tests/privacy/test_mixed_precision.py",
     "tests/privacy/test_released_noise.py",
     "tests/unit/grids/test_parameters_on_device.py",
+    "tests/unit/models/test_several_devices.py",
 )
 _QUICK = f"{_ON_DEVICE[0]}::test_no_user_decides_that_everybody_is_computed_otherwise"
 _PROCESSES = 8

@@ -9,80 +9,140 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedsim.config import ModelConfig
-from fedsim.data.config import DataConfig
-from fedsim.experiments.benchmarks.engines.cases import Case
-from fedsim.experiments.benchmarks.engines.measured import AUTO, ROUND, STRONG, measured
+from fedsim.config import Config, parse_config
+from fedsim.errors import ConfigError
+from fedsim.experiments.benchmarks.engines.cases import Case, workload
+from fedsim.experiments.benchmarks.engines.measured import (
+    AUTO,
+    CLIP,
+    ROUND,
+    STRONG,
+    Contestant,
+    measured,
+)
 from fedsim.experiments.benchmarks.engines.networks import CONFIGS, LORA_RANK, network
+from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
 from fedsim.experiments.benchmarks.gpu.checks import small_data
-from fedsim.experiments.benchmarks.grids.compute_bound import throughput
 from fedsim.experiments.benchmarks.server.large_round import save_random
-from fedsim.experiments.benchmarks.timing import Row
-from fedsim.grids.records import ClientSpec
-from fedsim.plan import TaskSpec
+from fedsim.experiments.benchmarks.timing import Row, repeated, row_of
+from fedsim.grids.executor import build_executor
+from fedsim.materials import materials_of
+from fedsim.runner.launch import open_grid
+from fedsim.strategy import build_plan
 
 log = logging.getLogger(__name__)
 
+
+class NotMeasured(Exception):  # noqa: N818 (a finding, not a fault)
+    """What a slice measures is not there; the message says why."""
+
+
 _LENGTH = 128
 # Users, their examples, and how many times the floor's seconds the private sum may take.
-_COHORTS = ((64, 16, 1.03), (1024, 1, 1.10))
+_COHORTS = ((1024, 1, 1.10), (64, 16, 1.03))
 _GOAL = 1.05  # of the floor to the strong floor, and of a round to its gradients
-_MODELS = {
-    "GPT-2 small, adapters": "gpt2-small-lora",
-    "350 M, all parameters": "gpt2-medium",
-    "GPT-2 medium, adapters": "gpt2-medium-lora",
-}
+_SHARED = 64  # users of a sum by several workers
+_QUICK = Case("uls", "tiny-gpt", 4, 2, 16, "cpu", "tiny-gpt, 32 tokens", "bfloat16", "sdpa")
 _BATCH_SIZES, _REPETITIONS = (128, 256), (5, 2)
 
 _PEAKS = {"H100": 989e12, "H200": 989e12}  # operations a second in dense bfloat16: data sheets
 _UTILISATION = 0.4
 
 
-def ratios(device: str, quick: bool, only: str = "") -> Iterator[Row]:
-    """Measure each model's rows by users of 2,048 tokens and of 128: bfloat16, fused attention.
+def ratios(models: Mapping[str, str], device: str, quick: bool) -> Iterator[Row]:
+    """Measure each model's rows by users of 128 tokens and of 2,048: bfloat16, fused attention.
 
     Args:
+        models: shown names, to names of `network`.
         device: in torch's spelling.
         quick: one tiny case.
-        only: what the names of the cases to measure have in them.
 
     Raises:
-        RuntimeError: one could not be measured, the others are; or there was none.
+        RuntimeError: one could not be measured, the others are.
     """
     if quick:
-        case = Case("uls", "tiny-gpt", 4, 2, 16, device, "tiny-gpt, 32 tokens", "bfloat16", "sdpa")
-        yield from case_rows(case, _COHORTS[0][2], (4, 8), (1, 1), compiles=False)
+        yield from case_rows(
+            replace(_QUICK, device=device), _COHORTS[1][2], (4, 8), (1, 1), compiles=False
+        )
         return
-    failed, names = [], []
-    for shown, model in _MODELS.items():
+    failed = []
+    for shown, model in models.items():
         for users, examples, goal in _COHORTS:
             name = f"{shown}, {examples * _LENGTH:,} tokens a user"
-            names.append(name)
-            if only not in name:
-                continue
             case = Case("uls", model, users, examples, _LENGTH, device, name, "bfloat16", "sdpa")
             try:
                 yield from case_rows(case, goal, _BATCH_SIZES, _REPETITIONS)
             except RuntimeError as error:  # no memory, for one
                 log.exception("%s", name)
                 failed.append(f"{name}: {type(error).__name__}: {error}")
-    network.cache_clear()  # the next section wants the memory
-    if not any(only in name for name in names):
-        raise RuntimeError(f"no case has {only!r} in its name; there are {'; '.join(names)}")
     if failed:
         raise RuntimeError("; ".join(failed))
 
 
+large = partial(ratios, {"350 M, all parameters": "gpt2-medium"})
+adapters = partial(
+    ratios,
+    {
+        "GPT-2 small, adapters": "gpt2-small-lora",
+        "GPT-2 medium, adapters": "gpt2-medium-lora",
+    },
+)
+
+
+def local_training(device: str, quick: bool) -> Iterator[Row]:
+    """Measure a local step for each example of 256 users, by the LSTM."""
+    users, examples, length = (2, 2, 8) if quick else (256, 16, 20)
+    name = f"FedAvg, LSTM, {users} users of {examples * length} tokens"
+    case = Case("fedavg", "mcmahan-lstm", users, examples, length, device, name)
+    yield from case_rows(case, None, (4,) if quick else (256, 1024), (1, 1), compiles=False)
+
+
+def rounds(device: str, quick: bool) -> Iterator[Row]:
+    """Measure second rounds beside their engine's seconds: what the server's part costs."""
+    names = ("tiny-gpt",) if quick else ("gpt2-small-lora", "gpt2-medium")
+    for model in names:
+        users, examples, length = (4, 2, 16) if quick else (64, 16, _LENGTH)
+        case = Case("uls", model, users, examples, length, device, "", "bfloat16", "sdpa")
+        work = workload(case)
+        engine = Contestant(AUTO, work)
+        engine.warm_up(whole=True)
+        whole = WholeRound(engine.engine, work, CLIP)
+        seconds = []
+        for _ in range(1 if quick else 5):
+            started = time.perf_counter()
+            whole()
+            seconds.append(time.perf_counter() - started)
+        ratio = median(whole.ratios)
+        name = f"rounds of {model}, {examples * length:,} tokens a user"
+        yield row_of("gpu", name, ROUND, seconds, ratio_to_floor=ratio, details={"goal": _GOAL})
+
+
+def large_base(device: str, quick: bool) -> Iterator[Row]:
+    """Measure adapters on a frozen base in 4 bits: of 8 B parameters, random."""
+    model, users, examples, length = (
+        ("llama-tiny-nf4-lora", 4, 2, 16) if quick else ("llama-8b-nf4-lora", 16, 8, _LENGTH)
+    )
+    name = f"{model}, {examples * length:,} tokens a user"
+    case = Case("uls", model, users, examples, length, device, name, "bfloat16", "sdpa")
+    sizes = (4,) if quick else (16, 32)
+    yield from case_rows(case, None, sizes, (1, 1) if quick else (3, 1), compiles=False)
+
+
 def case_rows(
     case: Case,
-    goal: float,
+    goal: float | None,
     batch_sizes: tuple[int, ...],
     repetitions: tuple[int, int],
     *,
@@ -92,7 +152,7 @@ def case_rows(
 
     Args:
         case: what to compute.
-        goal: what auto's ratio to the floor should be at most.
+        goal: what auto's ratio to the floor should be at most, if there is one.
         batch_sizes: the floor takes the fastest of.
         repetitions: see `measured`.
         compiles: see `StrongFloor`.
@@ -104,7 +164,7 @@ def case_rows(
     parameters = model.num_parameters
     operations = (4 if case.model.endswith("-lora") else 6) * parameters
     peak = peak_of(torch.cuda.get_device_name()) if case.device != "cpu" else None
-    goals = {AUTO: goal, STRONG: _GOAL, ROUND: _GOAL}
+    goals = {STRONG: _GOAL, ROUND: _GOAL} | ({} if goal is None else {AUTO: goal})
     found: list[Row] = []
     for row in rows:
         rate = operations * row["details"]["tokens_per_second"]
@@ -127,29 +187,54 @@ def peak_of(gpu: str) -> float | None:
 
 
 def workers(device: str, quick: bool) -> Iterator[Row]:
-    """Measure rounds of one and of two Ray workers that have half of a GPU each."""
-    with TemporaryDirectory() as folder:
-        model, name = ModelConfig(pretraining_steps=0), "tiny-gpt"
+    """Measure sums by one Ray worker and by two that share a GPU, then by a collective.
+
+    Raises:
+        NotMeasured: fedsim has no such key.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        data = small_data(folder).model_dump(exclude_none=True)
+        model: dict[str, Any] = {"pretraining_steps": 0}
         if not quick:
-            name = "GPT-2 small, adapters"
-            save_random(CONFIGS["gpt2-small"], Path(folder))
-            model = ModelConfig(name_or_path=folder, lora_rank=LORA_RANK)
-        spec = ClientSpec(
-            seed=0,
-            data=small_data(Path(folder))
-            if quick
-            else DataConfig(sequence_length=_LENGTH, cutting="join"),
-            model=model,
-            task=TaskSpec(name="fedsgd", options={"group_size": 1 if quick else 16}),
-            engine="auto",
-            device=device,
-            precision="bfloat16",
-        )
-        found = throughput(
-            spec,
-            cohort_size=8 if quick else 64,
-            gpus=0.0 if device == "cpu" else 0.5,
-            repetitions=1 if quick else 5,
-        )
-    for row in found:
-        yield {**row, "benchmark": "gpu", "case": f"{name}: workers of half a GPU"}
+            save_random(CONFIGS["gpt2-small"], folder / "base")
+            model = {"name_or_path": str(folder / "base"), "lora_rank": LORA_RANK}
+            data = {"sequence_length": _LENGTH, "cutting": "join"}
+        raw = {
+            "data": data,
+            "model": model,
+            "strategy": {"rounds": 2, "cohort_size": 8.0, "group_size": 3 if quick else 16},
+            "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "noise": "seeded"},
+        }
+        shared: dict[str, Any] = {"grid": "ray", "precision": "bfloat16"}
+        shared["gpus_per_worker"] = 0.0 if device == "cpu" else 0.5
+        cases: dict[str, dict[str, Any]] = {
+            "1 worker": {"workers": 1},
+            "2 workers": {"workers": 2},
+            "2 workers, collective": {"workers": 2, "reduce": "collective"},
+        }
+        missing = ""
+        for by, keys in reversed(cases.items()):  # the newest first
+            try:
+                config = parse_config({**raw, "executor": {**shared, **keys}})
+            except ConfigError as error:
+                missing = str(error)
+                continue
+            yield _shared_row(by, config, 1 if quick else 5)
+            if quick:
+                break
+        if missing:
+            raise NotMeasured(missing)
+
+
+def _shared_row(by: str, config: Config, repetitions: int) -> Row:
+    """Return the seconds of one round's sum over the users with the most text."""
+    materials = materials_of(config, device="cpu")
+    plan = build_plan(config, materials)
+    parameters, sizes = materials.model.initial_parameters(), materials.split.user_sizes
+    cohort = np.sort(np.argsort(sizes)[-_SHARED:]).astype(np.int64)
+    with open_grid(config.executor) as grid:
+        executor = build_executor(config, materials, plan, grid, "cpu")
+        seconds = repeated(lambda: executor.clipped_sum(parameters, cohort, CLIP, 0), repetitions)
+    details = {"users_per_second": len(cohort) / median(seconds)}
+    return row_of("gpu", "workers of half a GPU", by, seconds, details=details)

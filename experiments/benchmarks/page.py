@@ -69,6 +69,14 @@ Over one pass that copies the parameters and adds to the copy. Estimate and nois
 of torch's float32 normals by all cores (ours are float64, rounded to a grid). The peak counts
 float32 copies of the parameters.
 """
+_WORK = """## Counted work of large models
+
+`fedsim bench work --json > docs/benchmarks/work.json` counts, without computing, what `auto` does
+with all parameters on a CPU. Arithmetic is over that without privacy. A pass reads or writes the
+bytes of one float32 copy of the parameters: of gradients, sums and casts, not of weights in
+products. What a chunk of units does once, they share. The last column comes once for up to 128
+units.
+"""
 _OTHERS = "## Other benchmarks\n"
 
 
@@ -103,7 +111,8 @@ def page(answers: Sequence[Answer]) -> str:
     server = [row for row in rows if row["benchmark"] == "server"]
     # One row says what all comparisons of engines say; the JSON has each of them.
     gpu = [r for r in rows if r["benchmark"] == "gpu" and not r["case"].startswith("parity: ")]
-    shown_above = ("engines", "peers", "server", "gpu")
+    work = [row for row in rows if row["benchmark"] == "work"]
+    shown_above = ("engines", "peers", "server", "gpu", "work")
     others = [row for row in rows if row["benchmark"] not in shown_above]
     parts = [
         (_FLOOR, over_floor(engines)),
@@ -111,6 +120,7 @@ def page(answers: Sequence[Answer]) -> str:
         (_MEMORY, table([r for r in engines if r["case"].startswith("memory/")], _MEMORY_COLUMNS)),
         (_GPU, table(gpu, _GPU_COLUMNS) or "Not measured so far.\n"),
         (_SERVER, table(server, _SERVER_COLUMNS)),
+        (_WORK, table(work, _WORK_COLUMNS)),
         (_OTHERS, table(others, _OTHER_COLUMNS)),
     ]
     shown = [f"{text}\n{lines}" for text, lines in parts if lines]
@@ -199,6 +209,13 @@ _SERVER_COLUMNS: Columns = {
     "over": lambda row: str(row["details"].get("floor", "–")),
     "ratio": lambda row: _number(row.get("ratio_to_floor"), ".2f"),
     "copies at the peak": _detail("float32_copies", ".1f"),
+}
+_WORK_COLUMNS: Columns = {
+    "case": _CASE,
+    "by": _ENGINE,
+    "arithmetic": lambda row: f"{row['ratio']:.3f}",
+    "passes a unit": _detail("passes", ".2f"),
+    "passes a call": _detail("passes_of_a_call", ".1f"),
 }
 _OTHER_COLUMNS: Columns = {
     "case": lambda row: f"{row['benchmark']}: {row['case']}",

@@ -105,8 +105,8 @@ def _vmap_refused(model: LanguageModel) -> str | None:
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
     """Return the engine for a model with layer rules.
 
-    `materialised` while the gradients of a large pass's units fit half of `budget`; of larger
-    gradients, `loop` where each unit is a large pass by itself, and `ghost` for small units.
+    `materialised` where a unit is a large pass by itself, or the gradients of a large pass's units
+    fit half of `budget`; else `ghost`.
 
     Examples:
         >>> choice(tokens_per_unit=100, bytes_per_unit=4_000_000, budget=2_000_000_000)
@@ -114,12 +114,10 @@ def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
         >>> choice(tokens_per_unit=100, bytes_per_unit=500_000_000, budget=2_000_000_000)
         'ghost'
         >>> choice(tokens_per_unit=5000, bytes_per_unit=4_000_000_000, budget=2_000_000_000)
-        'loop'
+        'materialised'
     """
-    units_that_fit = budget // 2 // max(1, bytes_per_unit)
-    if units_that_fit >= 2 and units_that_fit * tokens_per_unit >= _LARGE_PASS:
-        return "materialised"
-    return "loop" if tokens_per_unit >= _LARGE_PASS else "ghost"
+    units = max(1, budget // 2 // max(1, bytes_per_unit))
+    return "materialised" if units * tokens_per_unit >= _LARGE_PASS else "ghost"
 
 
 def _uncovered(model: LanguageModel) -> str | None:

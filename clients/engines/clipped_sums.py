@@ -7,7 +7,7 @@ terms errs by at most γ_k Σ|terms|, γ_k = ku/(1 - ku), u = 2⁻²⁴ (Higham 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,17 +15,19 @@ import torch
 
 from fedsim.clients.models.gpu_kernels import sent
 from fedsim.clipping import Clip
+from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, block_of_zeros
 
 # Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
 # error bound grows with the block: this one costs a margin of 3e-5 of the clip norm; shorter blocks
 # would cost less of it and more time.
 _BLOCK = 1024
 _NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
-# On a CPU: GROUP rows in one float32 product, GROUPS products in float32, the rest in float64. Each
-# product of 16 rows straight into float64 took a quarter longer.
-GROUP, GROUPS = 16, 8
+# Units whose sum is kept in float32 until it is added in float64; a chunk may have more.
+_NARROW_UNITS = 128
+# Rows of one product on a CPU: with more, it is slower.
+GROUP = 16
 # Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
 _UNDERFLOW = 1e-28
 
@@ -62,30 +64,18 @@ def block_squares(values: torch.Tensor) -> torch.Tensor:
     return squares
 
 
-def sum_of_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return Σ factor × row, (entries,): 128 rows at a time in float32, then in float64.
+def add_rows(total: torch.Tensor, factors: torch.Tensor, rows: torch.Tensor) -> None:
+    """Add Σ factor × row to `total`, in its type.
 
     Args:
-        factors: (rows,), in the type of the rows.
-        rows: (rows, entries).
+        total: of any shape that has as many entries as a row.
+        factors: (rows,).
+        rows: (rows, entries), or (rows, *shape).
     """
-    if rows.is_cuda:
-        return factors @ rows
-    most = GROUP * GROUPS
-    if 0 < len(rows) <= most:
-        return _sum_by_groups(factors, rows)
-    total = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for start in range(0, len(rows), most):
-        total += _sum_by_groups(factors[start : start + most], rows[start : start + most])
-    return total
-
-
-def _sum_by_groups(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return Σ factor × row in the rows' type, from sums of `GROUP` rows; there is a row."""
-    total = factors[:GROUP] @ rows[:GROUP]
-    for start in range(GROUP, len(rows), GROUP):
-        total += factors[start : start + GROUP] @ rows[start : start + GROUP]
-    return total
+    flat, step = rows.flatten(1), len(rows) if rows.is_cuda else GROUP
+    for start in range(0, len(rows), step):
+        some = slice(start, start + step)
+        total.view(-1).addmv_(flat[some].T, factors[some])
 
 
 def norm_error(layout: Tensors) -> float:
@@ -120,16 +110,33 @@ def clip_factors(
 
 
 class PartialSum(Accumulator):
-    """The running sum Σ w·clip(update) of a call, in float64 across chunks and stacks."""
+    """The running sum Σ w·clip(update) of a call: of a few chunks in float32, else in float64."""
 
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
         super().__init__(parameters, clip, norm_error=norm_error(parameters))
         self.parameters = parameters
+        self._narrow: dict[str, torch.Tensor] = {}
+        self._num_narrow = 0
 
-    def add_sums(self, sums: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Add Σ w·clip(update) of some units, for every parameter, of its shape or flat."""
-        for name, value in sums:
-            self._values[name].add_(value.view(self._values[name].shape))
+    def narrow(self, num_units: int) -> Tensors:
+        """Return where so many units are to be added, in the type of the parameters."""
+        if self._num_narrow + num_units > _NARROW_UNITS:
+            self._fold()
+        if not self._narrow:
+            dtype = next(iter(self.parameters.values())).dtype
+            self._narrow = block_of_zeros(self.parameters, dtype)
+        self._num_narrow += num_units
+        return self._narrow
+
+    def _fold(self) -> None:
+        for name, value in self._narrow.items():
+            self._values[name].add_(value)
+        self._narrow, self._num_narrow = {}, 0
+
+    def total(self) -> WeightedSum:
+        """Return the sum so far."""
+        self._fold()
+        return super().total()
 
     def count(
         self,

@@ -389,7 +389,7 @@ def test_auto_chooses_by_units_and_memory() -> None:
     million, budget = 4_000_000, 2**31
     assert choice(64, million, budget) == "materialised"
     assert choice(64, 200 * million, budget) == "ghost"  # one gradient fits, a large pass has 16
-    assert choice(2048, 200 * million, budget) == "loop"  # each unit is a large pass
+    assert choice(2048, 200 * million, budget) == "materialised"  # each unit is a large pass
     assert choice(2048, 20 * million, budget) == "materialised"
 
 

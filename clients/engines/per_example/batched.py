@@ -163,8 +163,8 @@ class BatchedEngine:
         bytes_per_unit = sum(value.nbytes for value in held)
         device, num_bytes = self._model.device, self._num_bytes
         if device.type == "cuda":  # its bytes are all there are: also for what is kept in a round
-            # The parameters, the sum in float64, and what a chunk adds to it.
-            once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 8)
+            # The parameters, and the sum in float64 and in float32.
+            once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 4)
             num_bytes = max(0, num_bytes - once)
         limits = chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
         if self._shape.one_size and self._tokens_per_unit is not None:
@@ -227,4 +227,4 @@ def _add(
     if left_out:
         gradients.drop_non_finite()
     total.count(units, own_losses, num_unclipped=within, num_non_finite=left_out)
-    total.add_sums(gradients.weighted_sum(shares(factors, units, plain)))
+    gradients.add_weighted(total.narrow(len(units)), shares(factors, units, plain))

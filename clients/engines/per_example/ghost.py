@@ -8,12 +8,12 @@ all that was captured: no second backward pass (book-keeping, Bu et al. 2023).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 import torch
 
-from fedsim.clients.engines.clipped_sums import GROUP, block_squares, sum_of_rows
+from fedsim.clients.engines.clipped_sums import GROUP, add_rows, block_squares
 from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost_norms import ghost_is_cheaper, ghost_squares
@@ -135,30 +135,30 @@ class Ghost:
             for name, terms in self._terms.items()
         }
 
-    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
+    def add_weighted(self, sums: Tensors, factors: torch.Tensor) -> None:
+        """Add Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         for column, (name, like) in enumerate(self._layout.items()):
             of_units = factors[:, column].to(like.dtype)
             if name in self._vectors:
-                yield name, sum_of_rows(of_units, self._vectors[name])
+                add_rows(sums[name], of_units, self._vectors[name])
             elif name in self._merged:
-                yield name, self._merged[name].weighted_sum(of_units)
-            elif self._terms[name]:
-                yield name, _sum_of_terms(self._terms[name], of_units)
+                self._merged[name].add_weighted(sums[name], of_units)
+            else:
+                _add_terms(sums[name], self._terms[name], of_units)
 
 
-def _sum_of_terms(terms: list[tuple[Term, Segments]], of_units: torch.Tensor) -> torch.Tensor:
-    # Products first: the chain rule applies to them alone.
-    terms = sorted(terms, key=lambda used: not isinstance(used[0], Product))
+def _add_terms(
+    total: torch.Tensor, terms: list[tuple[Term, Segments]], of_units: torch.Tensor
+) -> None:
     products = [term for term, _ in terms if isinstance(term, Product)]
-    total: torch.Tensor | None = None
-    for place, (term, of) in enumerate(terms):
-        part = term.weighted_sum(of_units[of.unit_of_row(of_units.device)])
-        total = part if total is None else total.add_(part)
-        if place + 1 == len(products):
-            _chain(products, total)
-    assert total is not None  # noqa: S101 (there is a term)
-    return total
+    chained = any(product.chain is not None for product in products)
+    of_products = torch.zeros_like(total) if chained else total
+    for term, of in terms:
+        to = of_products if isinstance(term, Product) else total
+        term.add_weighted(to, of_units[of.unit_of_row(of_units.device)])
+    if chained:  # the chain rule applies to products alone
+        _chain(products, of_products)
+        total += of_products
 
 
 def _chain(products: list[Product], gradient: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from fedsim.clients.engines.clipped_sums import block_squares
 from fedsim.clients.models.gpu_kernels import aligned, readable, sent
+from fedsim.tensors import Tensors
 
 
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
@@ -160,17 +161,15 @@ class Product(_Tensors):
             left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
             write_product(gradients[segment.units], left, right, add=add)
 
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+    def add_weighted(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         left, right, by_row = self.left, self.right, factors[:, None, None]
         # Scaling one side scales the product: one product over all units, no gradient of a unit.
         if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
             left = left * by_row
         else:
             right = right * by_row
-        total = factors.new_empty(left.shape[-1], right.shape[-1])
-        write_product(total, left.flatten(0, 1).T, right.flatten(0, 1), add=False)
-        return total
+        write_product(total, left.flatten(0, 1).T, right.flatten(0, 1), add=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +194,9 @@ class Total(_Tensors):
         for segment in segments:
             gradients[segment.units] += by_unit(sums[:, None], segment).sum(dim=1)
 
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
-        return factors @ self.of_rows(factors.dtype)
+    def add_weighted(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ over sequences of factor × gradient; `factors` is (sequences,)."""
+        total += factors @ self.of_rows(factors.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,11 +222,10 @@ class Rows(_Tensors):
         places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
         gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
 
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over sequences of factor × gradient; `factors` is (sequences,)."""
-        total = self.values.new_zeros(self.num_rows, self.values.shape[-1])
+    def add_weighted(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         weighted = self.values * factors.to(self.values.dtype)[:, None, None]
-        return total.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
+        total.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,12 +249,9 @@ class MergedRows(_Tensors):
         squares = block_squares(self.values)
         return squares.new_zeros(num_units).index_add_(0, self.units, squares)
 
-    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Return Σ over units of factor × gradient, summed in float64; `factors` is (units,)."""
-        weighted = self.values * factors.to(self.values.dtype)[self.units, None]
-        shape = (self.num_rows, self.values.shape[-1])
-        total = torch.zeros(shape, dtype=torch.float64, device=self.values.device)
-        return total.index_add_(0, self.ids, weighted.double())
+    def add_weighted(self, total: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ over units of factor × gradient; `factors` is (units,)."""
+        total.index_add_(0, self.ids, self.values * factors[self.units, None])
 
 
 def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
@@ -300,9 +295,6 @@ class Gradients(Protocol):
         """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
         ...
 
-    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64.
-
-        Parameter by parameter, so that the sums of a large model need not be there at once.
-        """
+    def add_weighted(self, sums: Tensors, factors: torch.Tensor) -> None:
+        """Add Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         ...

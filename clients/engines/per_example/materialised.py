@@ -8,12 +8,12 @@ gradient of a table of which rows are only looked up stays a list of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 
-from fedsim.clients.engines.clipped_sums import block_squares, sum_of_rows
+from fedsim.clients.engines.clipped_sums import add_rows, block_squares
 from fedsim.clients.engines.per_example.batched import BatchedEngine, Buffers
 from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel
 from fedsim.clients.engines.per_example.gradient_terms import (
@@ -183,16 +183,14 @@ class Materialised:
             gradients.nan_to_num_(0.0, 0.0, 0.0)
         self._merged = {name: rows.finite() for name, rows in self._merged.items()}
 
-    def weighted_sum(self, factors: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
+    def add_weighted(self, sums: Tensors, factors: torch.Tensor) -> None:
+        """Add Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         narrow = factors.T.to(next(iter(self._layout.values())).dtype).contiguous()
-        for factor, (name, like) in zip(narrow, self._layout.items(), strict=True):
-            if name in self._vectors:
-                yield name, factor @ self._vectors[name]
-            elif name in self._merged:
-                yield name, self._merged[name].weighted_sum(factor)
-            elif name in self._dense:
-                yield name, sum_of_rows(factor, self._dense[name].flatten(1)).view(like.shape)
+        for name, factor in zip(self._layout, narrow, strict=True):
+            if name in self._merged:
+                self._merged[name].add_weighted(sums[name], factor)
+            elif (rows := (self._vectors | self._dense).get(name)) is not None:
+                add_rows(sums[name], factor, rows)
 
 
 def materialised(

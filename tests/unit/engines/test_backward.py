@@ -19,6 +19,7 @@ from fedsim.clients.engines.per_example.materialised import Materialised
 from fedsim.clients.models.checkpointing import checkpointed
 from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.execution import Unit
+from fedsim.tensors import zeros_like
 from tests.contracts.layer_samples import VOCABULARY, network
 
 
@@ -130,6 +131,8 @@ def test_vectors_of_a_pass_are_added_once_each_time_their_layer_is_called() -> N
         gradients.squares(), torch.stack(squares, dim=1), rtol=1e-5, atol=1e-5
     )
     factors = torch.eye(3, dtype=torch.float64)[:, :, None].expand(3, 3, len(layout))
-    of_units = [dict(gradients.weighted_sum(factor)) for factor in factors]
+    of_units = [zeros_like(layout) for _ in factors]
+    for sums, factor in zip(of_units, factors, strict=True):
+        gradients.add_weighted(sums, factor)
     found = torch.stack([torch.cat([one[name] for name in layout]) for one in of_units])
     torch.testing.assert_close(found.float(), expected.float())

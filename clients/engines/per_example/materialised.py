@@ -186,11 +186,12 @@ class Materialised:
     def add_weighted(self, sums: Tensors, factors: torch.Tensor) -> None:
         """Add Σ over units of factor × gradient; `factors` is (units, parameters) float64."""
         narrow = factors.T.to(next(iter(self._layout.values())).dtype).contiguous()
+        rows = self._vectors | self._dense
         for name, factor in zip(self._layout, narrow, strict=True):
             if name in self._merged:
                 self._merged[name].add_weighted(sums[name], factor)
-            elif (rows := (self._vectors | self._dense).get(name)) is not None:
-                add_rows(sums[name], factor, rows)
+            elif name in rows:
+                add_rows(sums[name], factor, rows[name])
 
 
 def materialised(

@@ -24,9 +24,9 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 _PARTS, _LEAST = 4, 16
 
 
-def _parts(positions: int) -> list[slice]:
+def _parts(positions: int) -> list[tuple[int, int]]:
     step = max(_LEAST, -(-positions // _PARTS))
-    return [slice(start, min(start + step, positions)) for start in range(0, positions, step)]
+    return [(start, min(start + step, positions)) for start in range(0, positions, step)]
 
 
 def ghost_is_cheaper(terms: Sequence[Term], positions: int) -> bool:
@@ -38,7 +38,7 @@ def ghost_is_cheaper(terms: Sequence[Term], positions: int) -> bool:
     if not products or any(product.chain is not None for product in products):
         return False
     first, second = products[0].left.shape[-1], products[0].right.shape[-1]
-    pairs = sum((part.stop - part.start) * (positions - part.start) for part in _parts(positions))
+    pairs = sum((stop - start) * (positions - start) for start, stop in _parts(positions))
     return pairs * (first + second) <= positions * first * second
 
 
@@ -51,12 +51,13 @@ def ghost_squares(terms: Sequence[Term], segment: Segment) -> torch.Tensor:
     products = [term for term in terms if isinstance(term, Product)]
     left = torch.cat([by_unit(term.left, segment) for term in products], dim=1)
     right = torch.cat([by_unit(term.right, segment) for term in products], dim=1)
-    squares, lengths = left.new_zeros(2, len(left), dtype=torch.float64)
-    for part in _parts(left.shape[1]):
-        of_left, of_right = (inner(side[:, part], side[:, part.start :]) for side in (left, right))
+    squares = left.new_zeros(len(left), dtype=torch.float64)
+    lengths = torch.zeros_like(squares)
+    for start, stop in _parts(left.shape[1]):
+        of_left, of_right = (inner(s[:, start:stop], s[:, start:]) for s in (left, right))
         lengths += (_diagonal(of_left) * _diagonal(of_right)).sqrt().sum(dim=1)
         pairs = of_left.mul_(of_right)
-        own = part.stop - part.start
+        own = stop - start
         squares += _total(pairs[:, :, :own]) + 2 * _total(pairs[:, :, own:])
     lookups = [term for term in terms if isinstance(term, Rows)]
     if lookups:

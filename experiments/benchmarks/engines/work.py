@@ -129,7 +129,7 @@ _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 _OF_ROWS = {"embedding", "index_add_", "index_put_", "index_select", "gather"}
 
 
-class Bytes(TorchDispatchMode):
+class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes read and written of tensors that are as large as a parameter.
 
     Those are gradients of matrices and tables, of one unit or more, their sums, and casts and
@@ -144,7 +144,7 @@ class Bytes(TorchDispatchMode):
     """
 
     def __init__(self, parameters: Tensors) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
         matrices = [value for value in parameters.values() if value.ndim > 1]
         self._shapes = {shape for v in matrices for shape in (v.shape, v.shape[::-1])}

@@ -182,11 +182,9 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not changes and not fresh:  # a view
             return
         product = name.strip("_") in _PRODUCTS
-        read = [
-            value
-            for value in inputs
-            if _storage(value) in self._others or (_storage(value) in self._weights and not product)
-        ]
+        makes = name.startswith("new_") or name.endswith("_like")  # and reads nothing
+        known = self._others.keys() if product else self._others.keys() | self._weights
+        read = [value for value in inputs if _storage(value) in known and not makes]
         for value in fresh:
             if self._is_large(name, value, read, inputs, product):
                 self._others[_storage(value)] = value.untyped_storage()
@@ -208,8 +206,8 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether a new tensor has a number for each entry of a matrix, and is no activation."""
         of_weights = any(_storage(given) in self._weights for given in inputs)
         has_shape = value.shape[-2:] in self._shapes or value.numel() == self._numel
-        if product:  # with a weight, the outputs or the gradient of the inputs
-            return has_shape and not of_weights
+        if product:  # with a weight, it is an activation; in stacks, scores of attention
+            return has_shape and not of_weights and value.ndim == 2
         if name == "embedding_dense_backward" or "empty" in name or "zeros" in name:
             return has_shape
         return any(given.numel() <= value.numel() for given in read)

@@ -45,7 +45,7 @@ def test_gradients_and_sums_count_and_weights_in_products_do_not() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "engine", "most_arithmetic", "most_passes"),
-    [(128, "ghost", 1.1, 0.5), (2048, "materialised", 1.02, 5.0)],
+    [(128, "ghost", 1.1, 0.5), (2048, "materialised", 1.02, 5.05)],
 )
 def test_private_gradients_of_large_models_cost_little_more(
     tokens: int, engine: str, most_arithmetic: float, most_passes: float

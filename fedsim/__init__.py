@@ -1,35 +1,35 @@
-"""fedsim: language-model training with user-level differential privacy, simulated right.
+"""fedsim: simulate language-model training with user-level differential privacy.
 
-The names below are the public interface; everything else may move. They are loaded when first
-used, so that `import fedsim` costs nothing.
+The names below are the public interface; everything else may change. Each is imported at its first
+use, so `import fedsim` is cheap.
 
-The modules beside this file are the mechanism of private training. Read them in this order:
+The modules beside this file implement one private round. Read them in this order:
 
 round.py             one round: sample, sum, estimate, noise, charge the ledger, step
-plan.py, state.py    what every round does, as one frozen value; what a round passes on
-sampling.py          samplers and neighbouring relations; what each costs is in accounting/
-clipping.py          the kinds of clip: what one unit (a user in ULS, an example in ELS) can add
-clip_policy.py       how the clip moves from round to round
+plan.py, state.py    the frozen plan of every round; the state passed between rounds
+sampling.py          samplers and neighbouring relations (accounting/ has their privacy cost)
+clipping.py          clips: bound the update of one unit (a user in ULS, an example in ELS)
+clip_policy.py       change the clip norm from round to round
 estimators.py        denominators, and the sensitivity of the estimate
-noise/               Gaussian noise, drawn and added
-server_optimizer.py  the server's step; server/: torch's optimizers, rate and average over rounds
+noise/               draw Gaussian noise and add it
+server_optimizer.py  the server's step; server/: torch optimizers, rate schedule, weight average
 execution.py         interfaces between server and clients: Unit, Update, Task, Engine, Executor
-seeding.py           random streams, and the coins and noise keys that a run draws from them
-strategy.py          from a config to a plan, for all strategies; parts.py: sampler, clip and noise
-                     by the names in the config, built in (pyproject.toml) or a plug-in's
+seeding.py           random streams: sampling coins and noise keys
+strategy.py          build a plan from a config, for all strategies
+parts.py             build the sampler, clip, noise, … that the config names (built in or plug-in)
 materials.py         the model, texts and split of a run
 language_model.py    the interface of a network; tensors.py: arithmetic on dictionaries of tensors
 registry.py          plug-ins by name (entry points); errors.py: errors with an exit status
 
-The folders, from what is read to what is written: config/ and data/; accounting/, what rounds cost;
-grids/, where clients run; evaluation/; runner/, one run, begun or taken up; sweep/, many runs;
-report/ and trackers/; planner/ before training, attacks/ and audit/ after it; cli/. The clients,
-the strategies and the experiments are packages beside this one, linked from here.
+Folders, from input to output: config/ and data/; accounting/ (privacy cost); grids/ (where clients
+run); evaluation/; runner/ (start or resume one run); sweep/ (many runs); report/ and trackers/;
+planner/ (before training); attacks/ and audit/ (after training); cli/. Clients, strategies and
+experiments are separate packages; fedsim loads them by entry points.
 
 Examples:
     >>> import fedsim
     >>> a_round = fedsim.RoundCost(fedsim.PoissonSampling(0.01), noise_multiplier=1.0)
-    >>> spent = fedsim.epsilon(a_round, rounds=1000, delta=1e-6)  # of one user, add-or-remove-one
+    >>> spent = fedsim.epsilon(a_round, rounds=1000, delta=1e-6)  # add-or-remove-one user
     >>> f"{spent:.3f}"
     '2.125'
 """
@@ -148,7 +148,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import a public name when it is first used."""
+    """Import a public name at its first use."""
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'fedsim' has no attribute {name!r}")

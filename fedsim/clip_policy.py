@@ -1,7 +1,7 @@
 """Clip-norm schedules: constant, linear, exponential, adaptive.
 
-A policy scales the whole clip: all layers of a per-layer clip move by one factor, which is what the
-state of a run and its checkpoints keep (`clip_scale`).
+A policy scales the whole clip: one factor applies to all layers of a per-layer clip. The state of a
+run and its checkpoints keep this factor (`clip_scale`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedsim.seeding import NoiseKey
 
 @dataclass(frozen=True)
 class NextClip:
-    """What a round leaves behind for the next one's clip.
+    """The clip of the next round.
 
     Attributes:
-        scale: what the plan's clip is multiplied by in the next round, > 0.
-        released_share: the noisy share of units that the clip left as they were; None where
-            nothing but the estimate is released.
+        scale: factor on the plan's clip in the next round, > 0.
+        released_share: noisy share of units that the clip left unchanged; None if only the
+            estimate is released.
     """
 
     scale: float
@@ -35,32 +35,35 @@ class NextClip:
 
 
 class ClipPolicy(ABC):
-    """How the clip's scale changes. By default no data decide it: all noise is the estimate's."""
+    """How the clip's scale changes. By default it ignores the data and spends no privacy."""
 
     constant = False
-    """Whether every round has the plan's clip as it is."""
+    """Whether every round has the plan's clip unchanged."""
 
     def unproved(self, relation: Relation) -> str | None:
         """Return why a round has no proved cost under `relation`, or None."""
         return None
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Return the multiplier of the estimate's noise, so that a round costs the given one."""
+        """Return the multiplier of the estimate's noise for a round that costs `noise_multiplier`.
+
+        It is larger than `noise_multiplier` if the policy makes noisy releases too.
+        """
         return noise_multiplier
 
     @abstractmethod
     def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
-        """Return the next round's scale and what was released for it.
+        """Return the next round's scale, and the release that it was computed from.
 
         Args:
-            round: the round that was carried out, from 0.
-            scale: the one it had.
-            total: its sum.
-            noise: independent of the estimate's.
+            round: the completed round, from 0.
+            scale: scale of that round.
+            total: sum of that round.
+            noise: noise key, independent of the estimate's.
         """
 
     def describe(self) -> Mapping[str, float | str]:
-        """Return what a report prints beside the clip."""
+        """Return settings of the policy for the report."""
         return {}
 
 
@@ -71,13 +74,13 @@ class ConstantClip(ClipPolicy):
     constant = True
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
-        """Return the scale as it is."""
+        """Return the scale unchanged."""
         return NextClip(scale)
 
 
 @dataclass(frozen=True)
 class ClipSchedule(ClipPolicy):
-    """From the plan's clip to `final_scale` times it over `rounds` rounds, then held.
+    """Move the clip to `final_scale` times the plan's clip over `rounds` rounds, then hold it.
 
     Round t (from 0) has the scale s(min(t / rounds, 1)): s(x) = 1 + (final_scale - 1)·x if
     linear, final_scale^x if exponential.
@@ -109,15 +112,15 @@ class ClipSchedule(ClipPolicy):
         return (1.0 - part) + self.final_scale * part
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
-        """Return the next round's scale: a function of its number alone."""
+        """Return the next round's scale, which depends only on the round."""
         return NextClip(self.scale(round + 1))
 
     def describe(self) -> Mapping[str, float | str]:
-        """Return the kind and its rounds; where it ends, the report says as a norm."""
+        """Return the kind and the rounds; the report adds the final norm."""
         return {"schedule": self.kind, "schedule_rounds": self.rounds}
 
 
-# The most that an adaptive clip moves from the first: updates of zero would shrink it for ever.
+# Limit on the change of an adaptive clip: zero updates would shrink it without end.
 _FURTHEST = math.log(1e9)
 
 
@@ -125,15 +128,16 @@ _FURTHEST = math.log(1e9)
 class AdaptiveClip(ClipPolicy):
     """C ← C·exp(-learning_rate·(share - quantile)), the share noisy (Andrew et al. 2021, eq. 2).
 
-    Every unit counts once, whatever its weight. One whose update is not finite counts as the zero
-    that it is replaced by: within. Per layer, a unit is within if every layer is; all
-    bounds scale together, so C is where the quantile of max_j ‖Δ_j‖/S_j is 1.
+    The share is that of units whose update is within the clip. Every unit counts once, whatever its
+    weight. A non-finite update is replaced by zero and counts as within. Per layer, a unit is
+    within if all its layers are. All bounds scale together, so C converges to the value at which
+    the quantile of max_j ‖Δ_j‖/S_j is 1.
 
     Attributes:
-        quantile: of the norms, where the clip is to be, in [0, 1].
-        learning_rate: of the logarithm of the clip, > 0.
-        count_noise_stddev: σ_b, of the noise on the count, in units, > 0.
-        expected_units: the share's denominator: the expected cohort, a public number, > 0.
+        quantile: target quantile of the norms, in [0, 1].
+        learning_rate: learning rate of the logarithm of the clip, > 0.
+        count_noise_stddev: σ_b, standard deviation of the noise on the count, in units, > 0.
+        expected_units: denominator of the share: the expected cohort size, a public number, > 0.
 
     Raises:
         ValueError: a field is outside its range.
@@ -152,7 +156,7 @@ class AdaptiveClip(ClipPolicy):
                 raise ValueError(f"{name} = {getattr(self, name)}: must be positive and finite")
 
     def unproved(self, relation: Relation) -> str | None:
-        """Return why the pair of releases has no proved cost where someone contributes zeros."""
+        """Return why the two releases have no proved cost if a neighbour contributes zeros."""
         if relation not in (Relation.ZERO_OUT, Relation.FIXED_GRAPH):
             return None
         return (
@@ -165,7 +169,7 @@ class AdaptiveClip(ClipPolicy):
         """Return z_Δ = (z⁻² - (2σ_b)⁻²)^(-1/2) (Andrew et al. 2021, Theorem 1); 0 for z = 0.
 
         Raises:
-            ValueError: z >= 2σ_b: the count alone costs as much as the whole round may.
+            ValueError: z >= 2σ_b: the count alone costs as much as the whole round.
 
         Examples:
             >>> clip = AdaptiveClip(0.5, 0.2, count_noise_stddev=5.0, expected_units=100.0)
@@ -178,10 +182,10 @@ class AdaptiveClip(ClipPolicy):
         if share >= 1.0:
             raise ValueError(
                 f"count_noise_stddev = {self.count_noise_stddev}: the count would cost more than "
-                f"the noise multiplier {noise_multiplier:.6g} allows to the whole round; give "
-                f"more than half of that, such as {2.0 * noise_multiplier:.3g}"
+                f"the noise multiplier {noise_multiplier:.6g} allows for the whole round; give "
+                f"more than half of that multiplier, such as {2.0 * noise_multiplier:.3g}"
             )
-        # z/sqrt(1 - share²), written so that a share near 1 loses no digits.
+        # z/sqrt(1 - share²), in a form that keeps all digits for a share near 1.
         return noise_multiplier / math.sqrt((1.0 - share) * (1.0 + share))
 
     def after(self, round: int, scale: float, total: WeightedSum, noise: NoiseKey) -> NextClip:
@@ -194,7 +198,7 @@ class AdaptiveClip(ClipPolicy):
         return NextClip(math.exp(max(-_FURTHEST, min(log_scale, _FURTHEST))), share)
 
     def describe(self) -> Mapping[str, float | str]:
-        """Return what decides where the clip goes, and the noise on the count."""
+        """Return the quantile, the learning rate and the noise on the count."""
         return {
             "adapted_to_quantile": self.quantile,
             "adaptation_rate": self.learning_rate,

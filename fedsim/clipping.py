@@ -1,11 +1,10 @@
-"""Clips: functions that bound what one unit can add, and the bound that they guarantee.
+"""Clips: functions that bound the update of one unit, and the bound that they guarantee.
 
-A clip scales an update's tensors so that its L2 norm is at most `.bound`. `factors` are Python
-floats and are applied in float64: the factor of a huge float32 update would be a denormal
-float32, too coarse to keep the bound. Calling a clip applies them; the accumulator (execution)
-multiplies by the factors as it adds, which saves a copy of every update. Engines that know many
-units' norms and hold no update ask for `batch_factors`, the arithmetic of which `factors` is the
-case of one unit.
+A clip scales an update's tensors so that the L2 norm of the update is at most `.bound`. `factors`
+are Python floats and are applied in float64: the factor of a huge float32 update would be a
+denormal float32, too coarse to keep the bound. Calling a clip applies them. The accumulator
+(execution) multiplies by the factors while it adds, which saves a copy of every update. Engines
+that know only the norms of many units call `batch_factors`; `factors` is its case of one unit.
 
 | update      | flat, per-layer          | normalised               |
 |-------------|--------------------------|--------------------------|
@@ -14,8 +13,8 @@ case of one unit.
 | over bound  | scaled to the bound      | scaled to norm 1         |
 | NaN or inf  | never gets here: execution drops it to zero and counts it      |
 
-A new one is a subclass of `Clip` (below) under an entry point of the group `fedsim.clips`:
-`docs/how-to/own-parts.md`.
+To add a clip, register a subclass of `Clip` under the entry-point group `fedsim.clips`
+(`docs/how-to/own-parts.md`).
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from fedsim.registry import resolve
 from fedsim.tensors import Tensors, l2_norms
 from fedsim.utils.section import Positive
 
-# Relative rounding of a float64 norm over up to 2^30 entries is far below this margin, so a
-# clipped update never exceeds its bound by rounding.
+# The rounding error of a float64 norm over up to 2^30 entries is far below this relative margin, so
+# rounding never pushes a clipped update above its bound.
 _MARGIN = 1.0 - 1e-9
 
 Norm = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 def layer_of(parameter: str) -> str:
-    """Return the layer that a parameter belongs to: its name without the last part.
+    """Return the layer of a parameter: its name without the last part.
 
     Examples:
         >>> layer_of("transformer.h.0.attn.c_attn.weight")
@@ -73,28 +72,27 @@ class PerLayerClipConfig(ClipConfig):
     """A bound on each layer of an update."""
 
     l2_clip_norms: dict[str, Positive] | None = None
-    """In place of `l2_clip_norm`: a bound for each layer, by its name."""
+    """Bounds by layer name, instead of `l2_clip_norm`."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
         if (self.l2_clip_norm is None) == (self.l2_clip_norms is None):
-            raise ValueError("give l2_clip_norm or, for each layer, l2_clip_norms: one of the two")
+            raise ValueError("give either l2_clip_norm or l2_clip_norms, a bound for each layer")
         return self
 
 
 class Clip(BaseModel):
-    """A bound on what one unit can add: it multiplies each tensor of an update by a factor.
+    """A bound on the update of one unit: multiplies each tensor of the update by a factor.
 
-    A subclass is a frozen pydantic model, which workers get as JSON. Its entry point in
-    `fedsim.clips` has the name `kind`.
+    A subclass is a frozen pydantic model; workers receive it as JSON. Its entry point in
+    `fedsim.clips` is named `kind`.
 
-    Formal guarantees, which the ε rests on:
+    The ε relies on these formal guarantees:
 
-    - What comes out has an L2 norm over all tensors of at most `bound`, whatever finite update
-      goes in. `batch_factors` gets norms that may be too small by `norm_error`.
-    - The factors of an update depend on its own norms and on the clip's fields alone.
-    - `bound` is a public constant; infinite, it states none: then no noise can be scaled to it, and
-      there is no ε.
+    - For every finite update, the clipped update has an L2 norm over all tensors of at most
+      `bound`. The norms given to `batch_factors` may be too small by `norm_error`.
+    - The factors of an update depend only on its own norms and on the clip's fields.
+    - `bound` is a public constant. An infinite bound allows no noise level and no ε.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -108,10 +106,10 @@ class Clip(BaseModel):
 
         Args:
             options: the table `strategy.clip`, an instance of `cls.options`.
-            parameters: those that are trained.
+            parameters: the trainable parameters.
 
         Raises:
-            ConfigError: the two do not go together.
+            ConfigError: `options` do not fit `parameters`.
         """
         raise NotImplementedError
 
@@ -121,7 +119,7 @@ class Clip(BaseModel):
         return {name: value.double() * factors[name] for name, value in update.items()}
 
     def factors(self, update: Tensors, *, norm_error: float = 0.0) -> dict[str, float]:
-        """Return what each tensor of the update is multiplied by; see `batch_factors`."""
+        """Return the factor of each tensor of the update; see `batch_factors`."""
         norms = l2_norms(update)
         squares = [norm * norm for norm in norms]  # `**` would raise where this is infinite
         row = torch.tensor([squares], dtype=torch.float64)
@@ -131,32 +129,32 @@ class Clip(BaseModel):
     @property
     @abstractmethod
     def bound(self) -> float:
-        """The largest L2 norm that comes out."""
+        """The largest L2 norm of a clipped update."""
 
     @property
     def norm(self) -> float:
-        """The L2 norm up to which an update is within the clip; what adaptive clipping moves."""
+        """The L2 norm up to which an update is within the clip; adaptive clipping moves it."""
         return self.bound
 
     @property
     def unclipped_factor(self) -> float:
-        """The factor of every tensor of an update that is within the clip, and of no other's."""
+        """The factor of all tensors of an update within the clip; it marks unclipped updates."""
         return 1.0
 
     @abstractmethod
     def scaled(self, scale: float) -> Clip:
-        """Return the clip with `scale` times the norm, for schedules and adaptive clipping."""
+        """Return the clip at `scale` times the norm, for schedules and adaptive clipping."""
 
     @abstractmethod
     def batch_factors(
         self, names: Sequence[str], squares: torch.Tensor, *, norm_error: float = 0.0
     ) -> torch.Tensor:
-        """Return what each tensor of each of many updates is multiplied by.
+        """Return the factor of each tensor of many updates.
 
         Args:
-            names: of the tensors.
-            squares: (units, tensors) float64, their squared L2 norms, finite.
-            norm_error: relative; how much less than the true norm the given one may be.
+            names: names of the tensors.
+            squares: (units, tensors) float64, squared L2 norms of the tensors, finite.
+            norm_error: maximum relative error by which a given norm is below the true one.
 
         Returns:
             (units, tensors) float64.
@@ -167,7 +165,7 @@ def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) ->
     """Return the factors of π(Δ, S), McMahan et al. 2018, eq. 1: min(1, S/‖Δ‖), (units, 1).
 
     Args:
-        squares: (units, tensors that share the bound).
+        squares: (units, tensors) squared norms of the tensors under one bound.
         norm_bound: S.
         norm_error: see `batch_factors`.
     """
@@ -177,21 +175,21 @@ def _projections(squares: torch.Tensor, norm_bound: float, norm_error: float) ->
 
 
 def clip_of(content: Any) -> Any:  # noqa: ANN401
-    """Return the clip of which `content` is the JSON value; another value as it is.
+    """Return the clip for a JSON object; return any other value unchanged.
 
     Raises:
-        ConfigError: its kind is not registered.
+        ConfigError: the kind is not registered.
     """
     if not isinstance(content, Mapping):
         return content
     built_in: dict[str, type[Clip]] = {"normalised": NormalisedClip, "none": NoClip}
     kind = str(content.get("kind"))
-    found: type[Clip] = built_in.get(kind) or resolve("clips", kind, "clip")
-    return found.model_validate(content)
+    clip: type[Clip] = built_in.get(kind) or resolve("clips", kind, "clip")
+    return clip.model_validate(content)
 
 
 def clip_from_json(text: str) -> Clip:
-    """Return the clip that a message to a worker holds."""
+    """Return the clip for its JSON text in a message to a worker."""
     clip: Clip = clip_of(json.loads(text))
     return clip
 
@@ -207,7 +205,7 @@ class FlatClip(Clip):
         >>> update = {"w": torch.tensor([3.0, 4.0])}
         >>> round(math.hypot(*l2_norms(clip(update))), 6)
         1.0
-        >>> clip.factors({"w": torch.tensor([0.3, 0.4])})  # within the bound: as it was
+        >>> clip.factors({"w": torch.tensor([0.3, 0.4])})  # within the bound: unchanged
         {'w': 1.0}
         >>> clip.scaled(0.5).bound
         0.5
@@ -219,12 +217,12 @@ class FlatClip(Clip):
 
     @classmethod
     def build(cls, options: ClipConfig, parameters: Tensors) -> Clip:
-        """Return the clip of the norm in the options."""
+        """Return the clip with the norm in the options."""
         return cls.model_validate({"l2_clip_norm": options.l2_clip_norm})
 
     @property
     def bound(self) -> float:
-        """The largest L2 norm that comes out."""
+        """The largest L2 norm of a clipped update."""
         return self.l2_clip_norm
 
     def batch_factors(
@@ -258,7 +256,7 @@ class PerLayerClip(Clip):
 
     @classmethod
     def build(cls, options: PerLayerClipConfig, parameters: Tensors) -> Clip:
-        """Return the clip of the norms in the options, or of an even split over the layers."""
+        """Return the clip with the norms in the options, or with one norm split evenly."""
         layers = layers_of(parameters)
         if options.l2_clip_norm is not None:
             return cls.evenly(options.l2_clip_norm, layers)
@@ -278,7 +276,7 @@ class PerLayerClip(Clip):
 
     @property
     def bound(self) -> float:
-        """The largest L2 norm that comes out."""
+        """The largest L2 norm of a clipped update."""
         return math.hypot(*self.l2_clip_norms.values())
 
     def batch_factors(
@@ -305,8 +303,8 @@ class PerLayerClip(Clip):
 class NormalisedClip(Clip):
     """Clip, then divide by the clip's bound, so that the learning rate does not depend on it.
 
-    De et al. 2022, used by Charles et al. 2024 (App. F). What comes out has norm at most 1,
-    whatever the clip inside: scaling that one decides who is clipped, never the noise.
+    De et al. 2022, used by Charles et al. 2024 (App. F). The result has norm at most 1 for every
+    inner clip. So scaling the inner clip changes which units are clipped, but not the noise.
 
     Examples:
         >>> clip = NormalisedClip(clip=FlatClip(l2_clip_norm=0.1))
@@ -321,7 +319,7 @@ class NormalisedClip(Clip):
 
     @property
     def bound(self) -> float:
-        """The largest L2 norm that comes out."""
+        """The largest L2 norm of a clipped update."""
         return 1.0
 
     def batch_factors(
@@ -342,18 +340,18 @@ class NormalisedClip(Clip):
         return self.clip.norm
 
     def scaled(self, scale: float) -> NormalisedClip:
-        """Return the clip with the inner one scaled."""
+        """Return the clip with the inner clip scaled."""
         return NormalisedClip(clip=self.clip.scaled(scale))
 
 
 class NoClip(Clip):
-    """Leave updates as they are. The bound is infinite, so no noise level can be derived."""
+    """Leave updates unchanged. The bound is infinite, so no noise level can be derived."""
 
     kind: Literal["none"] = "none"
 
     @property
     def bound(self) -> float:
-        """Infinity: nothing is bounded."""
+        """Infinity: updates have no bound."""
         return math.inf
 
     def batch_factors(

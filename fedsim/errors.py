@@ -1,4 +1,4 @@
-"""The errors that end a command with a status of their own."""
+"""Errors that end a command with a fixed exit status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 class ConfigError(ValueError):
     """The command line, the config or the input is wrong: exit status 2.
 
-    The message names the field, the value and what would do; it is shown without a traceback.
+    The message names the field, its value and an accepted value. It is shown without a traceback.
     """
 
 
@@ -19,35 +19,35 @@ class BudgetSpentError(RuntimeError):
 
 
 class SharedBudgetSpentError(BudgetSpentError):
-    """The budget of a ledger that runs share does not allow it: what is left, others decided."""
+    """A ledger shared by several runs does not allow another release: exit status 3."""
 
 
 class HaltedError(RuntimeError):
-    """A strategy's own rule ended the run: what was released before stays valid. Exit status 1."""
+    """A strategy's rule ended the run; earlier releases stay valid. Exit status 1."""
 
 
 class SavedModelError(RuntimeError):
-    """What was saved cannot be opened, or is not what was trained: exit status 1."""
+    """The saved model cannot be opened, or differs from the trained one: exit status 1."""
 
 
 class RunsFailedError(RuntimeError):
-    """Some runs of several failed, a line each; the others are done and written: exit status 1."""
+    """Some of several runs failed, one line each; the others are complete. Exit status 1."""
 
 
 class DivergedError(RuntimeError):
-    """Parameters or the held-out loss are not finite any more: exit status 1.
+    """The parameters or the held-out loss became NaN or infinite: exit status 1.
 
-    What was written while they were finite stays.
+    Files written before that stay.
     """
 
 
 def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
-    """Return the question whether the known name that is most alike was meant; "" if none is.
+    """Return "did you mean …?" with the most similar known name; "" if none is similar.
 
     Args:
-        name: as it was written.
-        known: what it may have been meant to be.
-        cutoff: the least likeness, from 0 to 1, of `difflib`.
+        name: the unknown name.
+        known: the accepted names.
+        cutoff: minimum similarity, from 0 to 1 (`difflib`).
 
     Examples:
         >>> nearest("tiny-gtp", ["tiny-gpt", "mcmahan-lstm"]), nearest("x", ["tiny-gpt"])
@@ -60,7 +60,7 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the name of a value's type, with its article.
+    """Return the type name of `value` with "a" or "an".
 
     Examples:
         >>> kind_of(1), kind_of("x")
@@ -72,11 +72,11 @@ def kind_of(value: object) -> str:
 
 @contextmanager
 def about(what: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Raise a `ConfigError` for an error inside, with what it is about before its words.
+    """Turn an error inside the block into a `ConfigError` whose message starts with `what`.
 
     Args:
-        what: such as the field and its value, with the colon behind it.
-        kinds: of errors; by default `ValueError`, of which a `ConfigError` is one.
+        what: prefix of the message: the field and its value, then a colon.
+        kinds: error types to catch; the default includes `ConfigError`.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Estimators: from a cohort's weighted sum to its mean, and the sensitivity of that mean.
 
-An estimator is the only place where a denominator is chosen, and its `.sensitivity(bound)` the
-only source of the noise scale (McMahan et al. 2018, §2 and Lemma 1). A new one is a subclass of
-`Estimator` under an entry point of the group `fedsim.estimators`: `docs/how-to/own-parts.md`.
+Only an estimator chooses a denominator, and only its `.sensitivity(bound)` sets the noise scale
+(McMahan et al. 2018, §2 and Lemma 1). To add an estimator, register a subclass of `Estimator` under
+the entry-point group `fedsim.estimators` (`docs/how-to/own-parts.md`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fedsim.sampling import Relation, Sampling
 from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like
 from fedsim.utils.section import Positive
 
-# Entries of a sum in one piece of memory. In one of a large model, a tensor that is used up would
-# not be freed; and many small ones take long to fill on a machine of many cores.
+# Maximum entries of a sum in one block of memory. A larger sum has one block per tensor, so that
+# each can be freed alone; many small blocks are slow to fill on a machine with many cores.
 _SMALL = 2**24
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """Σ w·clip(update) over some units, with what the server must check and may report.
+    """Σ w·clip(update) over some units, with counts for checks and logs.
 
-    A monoid: `zero` is neutral and `+` associative (values are float64, so up to 1e-15), which
-    is why a cohort can be computed in any shards, in any process.
+    A monoid: `zero` is neutral and `+` is associative (up to 1e-15, in float64). So a cohort can be
+    split into any shards, in any processes.
 
     Attributes:
         values: the weighted sum, float64.
         weight: Σ w, each w in [0, 1].
-        num_units: how many units were added, those that were dropped to zero included.
-        num_non_finite: how many of them had a NaN or an infinity and counted as zero.
-        num_unclipped: how many of them the clip left as they were, zeros included (private).
-        num_gradients: per-example gradients computed.
+        num_units: number of added units, including those replaced by zero.
+        num_non_finite: units with a NaN or an infinity, replaced by zero.
+        num_unclipped: units that the clip left unchanged, including zeros (private).
+        num_gradients: number of per-example gradients computed.
         loss: Σ of the units' mean training losses (private: for the log, not for release).
 
     Examples:
@@ -65,10 +65,10 @@ class WeightedSum:
         return self._with(add(self.values, other.values), other)
 
     def absorb_(self, others: Sequence[WeightedSum]) -> tuple[WeightedSum, list[float]]:
-        """Return self + others, and the L2 norm of each of the others' values.
+        """Return self + others, and the L2 norm of the values of each other sum.
 
-        It is written into the tensors of self, which is used up by it: for folding sums of a large
-        model without fresh memory for each.
+        Overwrites the tensors of self, so that adding sums of a large model allocates no memory.
+        Do not use self afterwards.
         """
         norms = fold_(self.values, [other.values for other in others])
         total = self
@@ -83,17 +83,17 @@ class WeightedSum:
 
 
 class Estimator(ABC):
-    """A denominator, and the sensitivity that goes with it.
+    """A denominator and the sensitivity of the resulting mean.
 
-    A subclass is a frozen dataclass. Its entry point in `fedsim.estimators` has the name `kind`.
+    A subclass is a frozen dataclass. Its entry point in `fedsim.estimators` is named `kind`.
 
-    Formal guarantees, which the ε rests on:
+    The ε relies on these formal guarantees:
 
-    - `factor(total)` times the sum moves by at most `sensitivity(bound)` in L2 where one unit of
-      weight in [0, 1], whose clipped update has a norm of at most `bound`, comes in or leaves, for
-      every sampler, relation and number of units a user that `unproved` does not name.
-    - `sensitivity` is made of public numbers alone.
-    - `sampling_probability` is the sampler's.
+    - Take one unit with a weight in [0, 1] and a clipped update of norm at most `bound`. Adding or
+      removing it moves `factor(total)` times the sum by at most `sensitivity(bound)` in L2. This
+      holds for every sampler, relation and `units_per_user` for which `unproved` returns None.
+    - `sensitivity` uses public numbers only.
+    - `sampling_probability` equals the sampler's probability.
     """
 
     kind: str
@@ -106,30 +106,30 @@ class Estimator(ABC):
 
         Args:
             options: the table `strategy.estimator`, an instance of `cls.options`.
-            probability: of the sampler.
-            population: the public total weight of all units.
+            probability: the sampler's probability of a unit in a round.
+            population: public total weight of all units.
         """
         raise NotImplementedError
 
     @abstractmethod
     def factor(self, total: WeightedSum) -> float:
-        """Return what the sum's values are multiplied by to be the estimate of the mean update."""
+        """Return the factor that turns the sum into the estimate of the mean update."""
 
     @abstractmethod
     def sensitivity(self, bound: float) -> float:
-        """Return the most, in L2, that adding or removing one unit of weight <= 1 can change."""
+        """Return the maximum L2 change of the estimate if one unit of weight <= 1 comes or goes."""
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
-        """Return what its proof of the sensitivity does not cover, or None."""
+        """Return which of the arguments the proof of the sensitivity does not cover, or None."""
         return None
 
     def describe(self) -> dict[str, float | str]:
-        """Return what a report prints."""
+        """Return settings for the report."""
         return {"kind": self.kind}
 
 
 class ClippedConfig(EstimatorConfig):
-    """The weight of the drawn cohort, from below at a least weight."""
+    """Divide by the weight of the drawn cohort, but at least by a fixed weight."""
 
     min_weight: Positive
     """The denominator is max(q * min_weight, the drawn weight), where q is the sampling
@@ -145,11 +145,11 @@ def _check(sampling_probability: float, weight: float, field_name: str) -> None:
 
 @dataclass(frozen=True)
 class FixedDenominator(Estimator):
-    """f_f: divide by the expected weight q·W, whatever was drawn. Unbiased; sensitivity S/(qW).
+    """f_f: divide by the expected weight q·W of a cohort. Unbiased; sensitivity S/(qW).
 
     Attributes:
         sampling_probability: q.
-        total_weight: W, the declared sum of all units' weights: a public number.
+        total_weight: W, the declared sum of all units' weights, a public number.
 
     Examples:
         >>> mean = FixedDenominator(sampling_probability=0.01, total_weight=1000.0)
@@ -191,14 +191,14 @@ class FixedDenominator(Estimator):
 
 @dataclass(frozen=True)
 class ClippedDenominator(Estimator):
-    """f_c: divide by max(q·W_min, the weight drawn). Sensitivity 2S/(qW_min), Lemma 1.
+    """f_c: divide by max(q·W_min, drawn weight). Sensitivity 2S/(qW_min), Lemma 1.
 
-    The factor 2 pays for the denominator, which a unit moves as well. The proof needs updates
-    that are clipped, not only weighted updates: ‖Δ‖ ≤ S and w in [0, 1].
+    The factor 2 pays for the denominator, which a unit moves too. The proof needs clipped updates,
+    ‖Δ‖ ≤ S, with weights w in [0, 1]; a bound on w·Δ alone is not enough.
 
     Attributes:
         sampling_probability: q.
-        min_weight: W_min, the least total weight that is provided for: a public number.
+        min_weight: W_min, a public lower bound on the total weight in the denominator.
 
     Examples:
         >>> mean = ClippedDenominator(sampling_probability=0.01, min_weight=1000.0)
@@ -220,7 +220,7 @@ class ClippedDenominator(Estimator):
 
     @classmethod
     def build(cls, options: ClippedConfig, probability: float, population: float) -> Estimator:
-        """Return the denominator of the least weight in the options."""
+        """Return the estimator with the minimum weight in the options."""
         return cls(probability, options.min_weight)
 
     @property
@@ -237,17 +237,17 @@ class ClippedDenominator(Estimator):
         return 2.0 * bound / self.least_denominator
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
-        """Return what Lemma 1 of McMahan et al. 2018, which adds one unit once, does not cover."""
+        """Return which argument Lemma 1 of McMahan et al. 2018 does not cover: it adds one unit."""
         if units_per_user > 1:
             return "a user with several units in the pool"
         if relation is Relation.REPLACE:
             return "the replace-one relation"
-        if relation is not Relation.ADD_OR_REMOVE:  # it moves the mean towards 0 too
-            return f"the {relation.value} relation, where who contributes zeros still counts"
+        if relation is not Relation.ADD_OR_REMOVE:  # a zero update still moves the denominator
+            return f"the {relation.value} relation, where a user who contributes zeros still counts"
         if sampling.displaces:
             return "a cohort in which one user can displace another"
         return None
 
     def describe(self) -> dict[str, float | str]:
-        """Return the kind and the least denominator."""
+        """Return the kind and the minimum denominator."""
         return {"kind": self.kind, "least_denominator": self.least_denominator}

@@ -1,8 +1,7 @@
-"""LanguageModel: the interface between the mathematics and a network: parameters in, logits out.
+"""LanguageModel: the interface of a network: parameters in, logits out.
 
-`check_causal` tries whether a network keeps the part of it that the guarantee rests on. `fedsim`
-never imports a model. A package that has one (such as `clients`) registers a loader under the
-entry-point group `fedsim.models`.
+`check_causal` tests the property that the guarantee needs. `fedsim` never imports a model. Packages
+with models (such as `clients`) register a loader under the entry-point group `fedsim.models`.
 """
 
 from __future__ import annotations
@@ -19,29 +18,30 @@ import torch
 from fedsim.errors import ConfigError
 from fedsim.tensors import Tensors, parameters_digest
 
-_TOKENS = 8  # of a made-up text
+_TOKENS = 8  # length of a made-up text
 NUDGE, _PERIOD = 0.05, 8191
 _LEAKS = (
-    "{field}: its logits depend on {what}. One user would change the gradients of others, which no "
-    "clip bounds"
+    "{field}: its logits depend on {what}. So one user would change the gradients of others, and "
+    "no clip bounds that change"
 )
-_EQUAL, _ROUNDING = 1e-5, 1e-4  # of the largest logit: of passes of one shape, and of two
+# Tolerances relative to the largest logit: between passes of one shape, and of two shapes.
+_EQUAL, _ROUNDING = 1e-5, 1e-4
 
 
 class LanguageModel(Protocol):
     """A causal language model as a value.
 
     Attributes:
-        name: what the user asked for, such as "tiny-gpt" or a folder.
+        name: the configured name, such as "tiny-gpt" or a folder.
         tokenizer_fingerprint: SHA-256 (hex) of the serialised tokenizer; stores are keyed by it.
         vocabulary_size: number of token ids.
-        num_parameters: all parameters, the frozen ones included.
-        unknown_token_id: the id that stands for "not in the vocabulary", which a top-1 accuracy
-            counts as wrong (McMahan et al. 2018, App. B), or None where every text has its ids.
-        origin: one sentence on the public data that the starting point and the vocabulary
-            come from; printed in the report.
-        device: where logits are computed.
-        encoder: what `encode` calls.
+        num_parameters: number of all parameters, including frozen ones.
+        unknown_token_id: the id of words outside the vocabulary, which top-1 accuracy counts as
+            wrong (McMahan et al. 2018, App. B); None if the vocabulary covers every text.
+        origin: one sentence for the report, on the public data behind the initial weights and the
+            vocabulary.
+        device: torch device of the logits.
+        encoder: the function that `encode` calls.
     """
 
     @property
@@ -63,7 +63,7 @@ class LanguageModel(Protocol):
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]: ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return, per text, its ids between a begin and an end token; never truncated."""
+        """Return the ids of each text, with a begin and an end token; never truncated."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -79,8 +79,8 @@ class LanguageModel(Protocol):
 
         Args:
             parameters: one tensor per trainable name, on `device`.
-            tokens: (batch, length) int64 on `device`, padded on the right with any valid id;
-                the model is causal, so padding never reaches an earlier position.
+            tokens: (batch, length) int64 on `device`, padded on the right with any valid id.
+                The model is causal, so padding does not affect earlier positions.
 
         Returns:
             (batch, length, vocabulary_size) float32.
@@ -88,30 +88,30 @@ class LanguageModel(Protocol):
         ...
 
     def save(self, parameters: Tensors, folder: Path) -> None:
-        """Write a folder (safetensors) that holds exactly these parameters and the tokenizer.
+        """Write a folder (safetensors) with exactly these parameters and the tokenizer.
 
-        It is read back before a run ends: by transformers, or by the loader that its `config.json`
-        names as `fedsim_model`.
+        The run reads the folder back: with transformers, or with the loader that `fedsim_model` in
+        its `config.json` names.
         """
         ...
 
 
 class ChatModel(LanguageModel, Protocol):
-    """A language model that reads conversations too, which chat data needs."""
+    """A language model that also encodes conversations, for chat data."""
 
     def chat_encoder(
         self, loss_on: str, chat_template: str | None, field: str
     ) -> Callable[[Sequence[str]], list[npt.NDArray[np.int64]]]:
-        """Return what makes tokens of conversations.
+        """Return a function from conversations to tokens.
 
-        A conversation is a JSON text: see `fedsim.data.sources.conversations`. Tokens are ids, and
-        -1 - id for those that do not count in a loss.
+        A conversation is a JSON text (`fedsim.data.sources.conversations`). A token is its id, or
+        -1 - id if the loss ignores it.
 
         Args:
-            loss_on: which tokens count: "all", "assistant" or "completion".
-            chat_template: a Jinja file, or "tokenizer" or None for the tokenizer's own template;
-                with None, prompts and completions that are strings go through none.
-            field: the config's key and value that asks, for errors.
+            loss_on: tokens that count in the loss: "all", "assistant" or "completion".
+            chat_template: a Jinja file; "tokenizer" or None for the tokenizer's template. With
+                None, prompts and completions that are strings use no template.
+            field: config key and value, for errors.
 
         Raises:
             ConfigError: there is no template, or it cannot be read.
@@ -120,7 +120,7 @@ class ChatModel(LanguageModel, Protocol):
 
 
 class AdapterModel(LanguageModel, Protocol):
-    """A language model of which an adapter may be all that is trained.
+    """A language model that may train an adapter only.
 
     Attributes:
         is_adapter: whether every trainable parameter belongs to an adapter.
@@ -130,21 +130,21 @@ class AdapterModel(LanguageModel, Protocol):
     def is_adapter(self) -> bool: ...
 
     def save_adapter(self, parameters: Tensors, folder: Path) -> None:
-        """Write a folder that `peft.PeftModel.from_pretrained` opens on the network."""
+        """Write a folder for `peft.PeftModel.from_pretrained`."""
         ...
 
 
 def module_of(model: LanguageModel) -> torch.nn.Module:
-    """Return the network of a model, or an empty one where it does not show it."""
+    """Return the network of a model, or an empty module if the model has no `module`."""
     module = getattr(model, "module", None)
     return module if isinstance(module, torch.nn.Module) else torch.nn.Module()
 
 
 def network_digest(model: LanguageModel, parameters: Tensors) -> str:
-    """Return a SHA-256 (hex) of all that decides which logits a network computes.
+    """Return a SHA-256 (hex) of everything that determines a network's logits.
 
-    Its parameters and buffers, frozen ones included, its settings where it has some (`config`), and
-    its layers as torch prints them. Of a network that cannot be looked into, of `parameters` alone.
+    Covers parameters and buffers (also frozen ones), the settings in `config` if any, and the
+    layers as torch prints them. Without a `module`, covers only `parameters`.
     """
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
@@ -158,21 +158,22 @@ def network_digest(model: LanguageModel, parameters: Tensors) -> str:
 
 @torch.no_grad()
 def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None:
-    """Check that the logits of a text depend on nothing but the text before them.
+    """Check that the logits at a token depend only on that token and those before it.
 
-    Tried on made-up tokens, at the starting weights and at others near them (what is zero at the
-    start does not stay so): with other tokens after the text, with other texts before and after it
-    in a pass, with padding up to `sequence_length`, and once more. A network that fails would let a
-    user who shares a pass move everybody's gradient, which no clip bounds. What has no finite
-    logits, or the same for every text, is not judged.
+    Computes logits of made-up tokens repeatedly: with other tokens after the text, with other texts
+    before and after it in the pass, and with padding up to `sequence_length`. It uses the initial
+    weights and weights near them, as initial zeros change in training. If a network fails, one user
+    in a pass could move all gradients, and no clip bounds that. Networks whose logits are not
+    finite, or equal for all texts, pass.
 
     Args:
-        model: at its start.
-        field: the config's key and value that named it, for errors.
-        sequence_length: tokens of the longest row of a pass.
+        model: the model before training.
+        field: config key and value that name the model, for errors.
+        sequence_length: number of tokens of the longest row of a pass.
 
     Raises:
-        ConfigError: they do, a call writes into the parameters, or none can be made.
+        ConfigError: the logits depend on anything else, the network writes into its parameters, or
+            it cannot compute logits.
     """
     size = min(_TOKENS, sequence_length // 2)
     parameters: Tensors = {
@@ -203,12 +204,12 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
                 f"{field}: its network cannot compute the logits of a text of {longest.shape[1]} "
                 f"tokens (data.sequence_length): {type(error).__name__}: {reason[:300]}"
             ) from error
-        # Of most words: those that are never used may have a score of -1e9, beside which no other
-        # would count.
+        # The median over words: a word that is never used may have a logit of -1e9, which would
+        # hide all others.
         moved = (other - alone).abs().amax(dim=0) > 0.0
         largest = float(alone[:, moved].abs().amax(dim=0).median()) if moved.any() else 0.0
         if not float((other - alone)[-1].abs().max()) > _EQUAL * largest > 0.0:
-            continue  # blind to its input, as with an output of zeros
+            continue  # the logits ignore the input, for example if they are all zero
         after, beside = (
             logits(torch.cat([first, second], dim)) - logits(torch.cat([first, third], dim))
             for dim in (1, 0)
@@ -228,34 +229,34 @@ def check_causal(model: LanguageModel, field: str, sequence_length: int) -> None
 
 
 def check_finite(model: LanguageModel, field: str) -> None:
-    """Raise `ConfigError` where a weight of the start is NaN or infinite, frozen ones included."""
+    """Raise `ConfigError` if an initial weight, trainable or frozen, is NaN or infinite."""
     frozen = dict(module_of(model).named_parameters())
     for name, value in {**frozen, **model.initial_parameters()}.items():
         if num_wrong := int((~value.isfinite()).sum()):
             raise ConfigError(
                 f"{field}: {num_wrong:,} of the {value.numel():,} numbers in {name} are NaN or "
-                "infinite; get a whole copy of the files, or another model"
+                "infinite; get an intact copy of the files, or another model"
             )
 
 
 def check_reads(model: LanguageModel, texts: Sequence[npt.NDArray[np.integer]], field: str) -> None:
-    """Raise `ConfigError` where a tokenizer knows nothing of the texts that it was given.
+    """Raise `ConfigError` if every token of these texts is unknown or empty.
 
     Args:
-        model: of the tokenizer.
-        texts: ids of some texts; context tokens as -1 - id.
-        field: the config's key and value that named the model, for errors.
+        model: model with the tokenizer.
+        texts: token ids of some texts; context tokens as -1 - id.
+        field: config key and value that name the model, for errors.
     """
     counted = [[int(id_) for id_ in text if id_ >= 0] for text in texts]
     if any(counted) and not any(model.decode(ids).strip() for ids in counted):
         raise ConfigError(
-            f"{field}: its tokenizer knows nothing of these texts: every token of {len(texts)} "
-            "of them is unknown, or empty when it is decoded; take a model of their language"
+            f"{field}: its tokenizer does not fit these texts: every token of {len(texts)} texts "
+            "is unknown, or decodes to an empty string; take a model for the texts' language"
         )
 
 
 def unused_parameters(model: LanguageModel, length: int) -> list[str]:
-    """Return the trainable parameters that no logit of a made-up text of `length` depends on."""
+    """Return the trainable parameters that do not affect any logit of a text of `length` tokens."""
     leaves = {
         name: value.to(model.device).requires_grad_()
         for name, value in model.initial_parameters().items()
@@ -264,7 +265,7 @@ def unused_parameters(model: LanguageModel, length: int) -> list[str]:
     if not logits.requires_grad:
         return list(leaves)
     gradients = torch.autograd.grad(logits.sum(), list(leaves.values()), allow_unused=True)
-    return [name for name, found in zip(leaves, gradients, strict=True) if found is None]
+    return [name for name, slope in zip(leaves, gradients, strict=True) if slope is None]
 
 
 def made_up_text(model: LanguageModel, size: int, text: int) -> torch.Tensor:
@@ -274,12 +275,12 @@ def made_up_text(model: LanguageModel, size: int, text: int) -> torch.Tensor:
 
 
 def spread(numbers: torch.Tensor, words: int) -> torch.Tensor:
-    """Return a word of so many for each number, spread over the vocabulary."""
+    """Map each number to an id below `words`, spread over the vocabulary."""
     return numbers * (7919 if words % 7919 else 7907) % words
 
 
 def nudged(parameters: Tensors, nudge: float = NUDGE) -> Tensors:
-    """Return parameters near these: what is zero at the start does not stay so."""
+    """Return parameters near the given ones, so that zeros become non-zero."""
     if not nudge:
         return parameters
     return {name: _nudged(value, nudge) for name, value in parameters.items()}
@@ -289,5 +290,5 @@ def _nudged(value: torch.Tensor, nudge: float) -> torch.Tensor:
     pattern = torch.arange(_PERIOD, device=value.device).sin().to(value.dtype)
     repeated = pattern.repeat(-(-value.numel() // _PERIOD))[: value.numel()]
     size = float(value.float().square().mean().sqrt()) if value.numel() else 0.0
-    # By its own size: deep networks would be steep at weights that are larger than theirs.
+    # Relative to the tensor's size: larger changes would make the logits of a deep network explode.
     return value + nudge * (min(size, 1.0) or 1.0) * repeated.view(value.shape)

@@ -1,4 +1,4 @@
-"""Materials: the model, the texts and their split, loaded once a process by server and workers."""
+"""Materials: the model, the texts and their split, loaded once per process."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from fedsim.tensors import parameters_digest
 from fedsim.utils.files import stamp
 from fedsim.utils.json_text import digest, read_json
 
-_SAMPLED = 64  # examples that are decoded
+_SAMPLED = 64  # examples to decode when the tokenizer is checked
 
 
 @dataclass(frozen=True, eq=False)
 class Materials:
-    """The model, texts and split that a run trains on.
+    """The model, texts and split of a run.
 
     Attributes:
-        model: the starting point.
-        store: every text, tokenised, by user.
-        split: which users and examples are trained on, and which are held out.
-        seed: what every choice for a user is drawn from: who and what is held out, the pool, the
-            examples of a round, their order, dropout. The config's seed; secret with secure noise.
-        earlier_training: sentences on what the starting point was trained on before.
+        model: the model before training.
+        store: all texts, tokenised, by user.
+        split: the training and the held-out users and examples.
+        seed: seed of all draws for users: held-out users and examples, pool, examples of a round
+            and their order, dropout. The config's seed; a secret with secure noise.
+        earlier_training: sentences on the data of the model's earlier training.
     """
 
     model: LanguageModel
@@ -57,14 +57,14 @@ class Materials:
 
     @cached_property
     def start_digest(self) -> str:
-        """The `network_digest` of the network that training starts from."""
+        """The `network_digest` of the network before training."""
         return network_digest(self.model, self.model.initial_parameters())
 
     @cached_property
     def frozen_digest(self) -> str:
-        """A SHA-256 (hex) of the weights that stay as they are; "" where there are none.
+        """A SHA-256 (hex) of the frozen weights; "" if there are none.
 
-        Server and workers compare it: they send each other only what moves.
+        Server and workers compare it: they send each other only the trainable parameters.
         """
         weights, places = module_of(self.model).state_dict(), getattr(self.model, "places", {})
         frozen = {name: weights[name] for name in weights.keys() - places.keys()}
@@ -72,20 +72,20 @@ class Materials:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Checksums of the text and of the frozen weights: a run goes on with the same ones."""
+        """Checksums of the text and of the frozen weights; a resumed run must have the same."""
         return {"data.source": self.text_digest, "model.name_or_path": self.frozen_digest}
 
     @property
     def num_protected(self) -> int:
-        """How many are promised something: training users, or all owners of any text."""
+        """Number of users or owners under the guarantee: training users, or owners of any text."""
         graph = self.store.graph
         return self.split.num_users if graph is None else graph.num_owners
 
     @cached_property
     def text_digest(self) -> str:
-        """A SHA-256 (hex) of the stored text, with `seed` in front: who has no seed learns nothing.
+        """A SHA-256 (hex) of `seed` and the stored text; a secret seed hides the text.
 
-        Server and workers compare it, so that all work on the same text.
+        Server and workers compare it, so that all use the same text.
         """
         facts = [self.seed, self.store.manifest["files"]]
         return digest(facts)
@@ -94,22 +94,21 @@ class Materials:
 def load_materials(
     seed: int, data: DataConfig, model: ModelConfig, device: str, data_seed: int | None = None
 ) -> Materials:
-    """Load or build everything that the config names.
+    """Load or build the model, texts and split of a config.
 
-    Cached, since server and client share it, for as long as the files of text and model stay as
-    they are.
+    The result is cached until the files of text or model change, as server and client share it.
 
     Args:
-        seed: of the config: what the starting model is drawn from.
-        data: where the texts are and how they are split.
-        model: where training starts.
-        device: in torch's spelling.
+        seed: the config's seed, from which an untrained model is drawn.
+        data: source of the texts, and their split.
+        model: the model before training.
+        device: torch device, such as "cpu" or "cuda".
         data_seed: becomes `Materials.seed`; `seed` by default.
 
     Raises:
-        ConfigError: an unknown model, an unreadable source, a missing column, a preparation of
-            what is a store already, too few users to make canaries of, a model that `check_causal`
-            refuses, weights that are not finite, texts that the tokenizer knows nothing of.
+        ConfigError: the model is unknown, `check_causal` refuses it, or its weights are not finite;
+            the source is unreadable, lacks a column, or is a store with a preparation; there are
+            too few users for the canaries; the tokenizer knows no token of the texts.
     """
     choices = seed if data_seed is None else data_seed
     read = [file for step in data.preparation for file in step.reads_files()]
@@ -157,7 +156,7 @@ def _start(
     device: str,
     *_versions: tuple[object, ...],
 ) -> LanguageModel:
-    """Load a starting point and check it: once for the runs of a sweep, whatever text they read."""
+    """Load and check a model; cached apart from the texts, for sweeps over several texts."""
     loaded = load_model(model, seed, sequence_length, device)
     field = f"model.name_or_path = {model.name_or_path!r}"
     check_finite(loaded, field)
@@ -166,7 +165,7 @@ def _start(
 
 
 def _version(place: str) -> tuple[object, ...]:
-    """Return what changes when a file, or a file in a folder, does; () for what is not there."""
+    """Return the stamps of a file or of all files in a folder; () if it does not exist."""
     path = Path(place).expanduser()
     if not place or not path.exists():
         return ()
@@ -175,9 +174,9 @@ def _version(place: str) -> tuple[object, ...]:
 
 
 def new_data_seed(config: Config) -> int:
-    """Return what the choices of a run that begins now are drawn from; see `Materials.seed`.
+    """Return the `Materials.seed` of a new run.
 
-    The config's seed where noise is seeded; else 128 bits of the operating system.
+    With seeded noise the config's seed; with secure noise 128 random bits of the operating system.
     """
     return config.seed if config.privacy.noise == "seeded" else secrets.randbits(128)
 
@@ -185,13 +184,13 @@ def new_data_seed(config: Config) -> int:
 def load_model(
     config: ModelConfig, seed: int = 0, sequence_length: int = 64, device: str = "cpu"
 ) -> LanguageModel:
-    """Load a registered model by its name, a folder that one saved, or what transformers opens.
+    """Load a model: a registered name, a saved folder, or a model that transformers opens.
 
-    A folder whose `config.json` says `"fedsim_model": NAME` is opened by the loader of that name,
-    which must be installed; any other folder, GGUF file or hub id by the one for transformers.
+    If the folder's `config.json` has `"fedsim_model": NAME`, the loader registered as NAME opens
+    it. transformers opens any other folder, GGUF file or hub id.
 
     Raises:
-        ConfigError: it cannot be opened, or its loader does not take a key.
+        ConfigError: the model cannot be opened, or its loader does not support a key.
     """
     name = loader_name(config.name_or_path)
     field = "model.name_or_path"
@@ -207,7 +206,7 @@ def load_model(
     for key, default in (("attention", "eager"), ("quantisation", None)):
         if getattr(model, key, default) != (asked := getattr(config, key)):
             raise ConfigError(
-                f"model.{key} = {asked!r}: the loader of models {name!r} does not take it; "
+                f"model.{key} = {asked!r}: the loader of models {name!r} does not support it; "
                 "leave it out"
             )
     return model
@@ -221,7 +220,7 @@ def loader_name(name_or_path: str) -> str:
 
 
 def _saved_by(folder: Path) -> str | None:
-    """Return the name of the loader that a saved folder asks for, or None."""
+    """Return the loader named in a saved folder's `config.json`, or None."""
     try:
         config = read_json(folder / "config.json")
     except (OSError, ValueError):
@@ -231,42 +230,42 @@ def _saved_by(folder: Path) -> str | None:
 
 
 def check_not_prepared_twice(data: DataConfig) -> None:
-    """Raise `ConfigError` if a store is to be prepared: its texts are tokens already."""
+    """Raise `ConfigError` for a preparation of a store: its texts are already tokens."""
     if data.preparation and is_store(Path(data.source).expanduser()):
         named = "data.preparation" if data.recipe is None else f"data.recipe = {data.recipe!r}"
         raise ConfigError(
-            f"{named}: data.source = {data.source!r} is a store, which was prepared when it was "
-            "built; leave the preparation out, or give the texts as the source"
+            f"{named}: data.source = {data.source!r} is a store; texts are prepared before a store "
+            "is built; leave the preparation out, or give the texts as the source"
         )
 
 
 def materials_of(
     config: Config, data_seed: int | None = None, device: str | None = None
 ) -> Materials:
-    """Load what a config names, by default on the device that a run of it computes on."""
+    """Load the materials of a config, by default on the device of its runs."""
     device = device or default_device(config.executor.gpus_per_worker)
     return load_materials(config.seed, config.data, config.model, device, data_seed)
 
 
 def load_beside(config: Config, model: ModelConfig) -> LanguageModel:
-    """Load another model for a config's texts, on the device that a run of it computes on."""
+    """Load another model for a config's texts, on the device of its runs."""
     device = default_device(config.executor.gpus_per_worker)
     return load_model(model, config.seed, config.data.sequence_length, device)
 
 
 def default_device(gpus_per_worker: float) -> str:
-    """Return where this process computes: "cpu", or as many GPUs as there are for a worker."""
+    """Return the device of this process: "cpu", or up to `gpus_per_worker` visible GPUs."""
     visible = min(gpus_per_worker, torch.cuda.device_count())
     return gpus(visible) if visible > 0 else "cpu"
 
 
 def gpus(count: float) -> str:
-    """Return the first GPUs that a process sees, in torch's spelling, commas between them."""
+    """Return the first `count` visible GPUs as torch devices, separated by commas."""
     return "cuda" if count < 2 else ",".join(f"cuda:{number}" for number in range(int(count)))
 
 
 def check_device(device: str) -> None:
-    """Raise `ConfigError` where a worker was given more GPUs than torch can see."""
+    """Raise `ConfigError` if a worker has more GPUs than torch sees."""
     asked, seen = device.count("cuda"), torch.cuda.device_count()
     if asked > seen:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
@@ -278,9 +277,9 @@ def check_device(device: str) -> None:
 
 
 def worker_device(config: ExecutorConfig, of_server: str) -> str:
-    """Return where workers compute: in this process as the server; elsewhere, on what they got.
+    """Return the workers' device: the server's if in-process, else their GPUs, or "cpu".
 
-    Ray shows a worker the GPU that it was given a share of and no other, as the first.
+    Ray shows a worker only its own GPUs, numbered from 0.
     """
     if config.grid == "in-process":
         return of_server

@@ -1,6 +1,6 @@
-"""From a config to the parts of a plan: sampler, clip, denominator, noise, optimizer, task.
+"""Build the parts of a plan from a config: sampler, clip, denominator, noise, optimizer, task.
 
-Each function reads the keys that it is about and asks the entry points for the part that they name.
+Each function reads its own config keys and loads the named part through entry points.
 `fedsim/strategy.py` puts the parts together.
 """
 
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 
 
 def relation_of(config: Config) -> Relation:
-    """Return the configured neighbouring relation, or that of the strategy or the sampler.
+    """Return the configured neighbouring relation, or the default of the strategy or sampler.
 
     Raises:
-        ConfigError: texts with several owners and another relation than theirs, or the reverse.
+        ConfigError: texts have several owners and the relation is not fixed-graph, or the reverse.
     """
     asked, co_owned = config.privacy.relation, config.data.co_owned
     if asked is not None and co_owned != (asked == Relation.FIXED_GRAPH.value):
         has = "has" if co_owned else "does not have"
         wanted = "remove it" if co_owned else "give data.owners_column, or another relation"
         raise ConfigError(
-            f"privacy.relation = {asked!r}: the data {has} texts with several owners, which "
-            f'"fixed-graph" is for; {wanted}'
+            f"privacy.relation = {asked!r}: the data {has} texts with several owners; "
+            f'"fixed-graph" is the relation for such texts; {wanted}'
         )
     if asked is not None:
         return Relation(asked)
@@ -57,11 +57,11 @@ def relation_of(config: Config) -> Relation:
 def public_size(
     config: Config, declared: int | None, counted: int, field: str, noun: str
 ) -> tuple[int, str]:
-    """Return the population size that rates and denominators use, and the sentence that says so.
+    """Return the population size for rates and denominators, and a sentence for the report.
 
-    Under add-or-remove one user the true number is private. Declared, it is a public constant,
-    right or wrong; counted, the guarantee rests on its being public, and the report says that.
-    The other relations do not hide it.
+    Under add-or-remove-one, the true number is private. A declared number is a public constant,
+    right or wrong. With a counted number, the guarantee assumes that it is public, and the report
+    says so. The other relations do not hide the number.
     """
     if declared is not None:
         warn_if_far(declared, counted, field, noun)
@@ -69,8 +69,8 @@ def public_size(
     relation = relation_of(config)
     if relation is Relation.FIXED_GRAPH:
         return counted, (
-            f"The number of {noun}, {counted}, follows from who owns which text, and from what "
-            "else is public of the texts."
+            f"The number of {noun}, {counted}, follows from the public owners of each text and "
+            "from other public facts about the texts."
         )
     if relation is not Relation.ADD_OR_REMOVE:
         return counted, not_hidden(counted, noun)
@@ -83,47 +83,47 @@ def public_size(
 
 
 def warn_if_far(declared: int, counted: int, field: str, noun: str) -> None:
-    """Say to who runs it, in the log alone, that the data are far from a declared number."""
+    """Log a warning if the true number is far from the declared one; reports do not show it."""
     if not 0.8 * declared <= counted <= 1.25 * declared:
         log.warning(
-            "%s = %d, but the data have %d to train on (this number is not protected by the "
-            "privacy guarantee: keep it to yourself; who is held out by data.held_out_users is "
-            "none of them). The promise holds, but about %.3g times as many %s take part in a "
-            "round as its noise is for; correct it if it is a mistake.",
+            "%s = %d, but the data have %d to train on, users held out by data.held_out_users "
+            "not counted (the privacy guarantee does not protect this number: do not publish it). "
+            "The guarantee holds, but about %.3g times as many %s take part in a round as the "
+            "noise is set for; correct the declared number if it is a mistake.",
             *(field, declared, counted, counted / declared, noun),
         )
 
 
 def not_hidden(counted: int, noun: str) -> str:
-    """Return the sentence on a number that the relation does not hide, and what that leaves out."""
+    """Return a sentence on a number that the relation does not hide, and its exceptions."""
     return (
-        f"The number of {noun}, {counted}, is public under the relation. It is of users who have "
-        "usable text and are not held out: replacing one by a user whose text is empty, or dropped "
-        "when the data are prepared, or by one of another name where users are held out, changes "
-        "it and is not covered."
+        f"The number of {noun}, {counted}, is public under the relation. It counts users with "
+        "usable text who are not held out. Some replacements change it and are not covered: by a "
+        "user whose text is empty or dropped during preparation, or, where users are held out, by "
+        "a user with another name."
     )
 
 
 def build_sampling(
     config: Config, expected: float | None, sizes: tuple[int, int], field: str, noun: str
 ) -> Sampling:
-    """Return the sampler that `strategy.sampling` asks for.
+    """Return the sampler of `strategy.sampling`.
 
     Args:
-        config: its `strategy.sampling` names the kind.
-        expected: how many a round, on average or exactly.
-        sizes: the population's size, public and true.
-        field: the key of `expected`, for messages.
-        noun: what is drawn, for messages.
+        config: `strategy.sampling` names the kind.
+        expected: units per round, on average or exactly.
+        sizes: the public and the true population size.
+        field: config key of `expected`, for messages.
+        noun: "users" or "examples", for messages.
 
     Raises:
-        ConfigError: what the sampler refuses.
+        ConfigError: the sampler refuses these settings.
     """
     options = config.strategy.sampling
     wanted = Wanted(expected, *sizes, config.strategy.rounds, field, noun)
     built: Sampling = _built("samplers", options.kind, "strategy.sampling.kind", options, wanted)
     if config.privacy.mechanism == "blt" and isinstance(built, CyclicSampling) and built.rate < 1.0:
-        return replace(built, priced_rate=1.0)  # its coins have no proved price
+        return replace(built, priced_rate=1.0)  # BLT noise has no proved price with coins
     return built
 
 
@@ -140,8 +140,8 @@ def build_estimator(config: Config, sampling: Sampling, population: float) -> Es
 
     Args:
         config: names the kind.
-        sampling: the sampler whose rate it divides by.
-        population: the public total weight of all units.
+        sampling: its probability enters the denominator.
+        population: public total weight of all units.
     """
     options, rate = config.strategy.estimator, sampling.probability
     built: Estimator = _built(
@@ -151,7 +151,7 @@ def build_estimator(config: Config, sampling: Sampling, population: float) -> Es
 
 
 def server_optimizer(config: Config) -> ServerOptimizer:
-    """Return the server's optimizer, with schedule and average over the rounds of the run."""
+    """Return the server's optimizer, with the run's rate schedule and parameter average."""
     options, rounds = config.server, config.strategy.rounds
     name, schedule, average = options.optimizer, options.schedule, options.average
     built: ServerOptimizer = _built("server_optimizers", name, "server.optimizer", options)
@@ -167,10 +167,10 @@ def server_optimizer(config: Config) -> ServerOptimizer:
 
 
 def _built(group: str, name: str, field: str, *arguments: object) -> Any:  # noqa: ANN401
-    """Return what the named part builds; a `ConfigError` names the field for its `ValueError`."""
-    found = part(group, name, field)
+    """Build the named part; its `ValueError` becomes a `ConfigError` that names the field."""
+    implementation = part(group, name, field)
     try:
-        return found.build(*arguments)
+        return implementation.build(*arguments)
     except ConfigError:
         raise
     except ValueError as error:
@@ -183,13 +183,13 @@ def clip_policy(
     """Return the clip policy: constant, a schedule, or adaptive to a quantile of norms.
 
     Args:
-        config: its `strategy.clip` names the policy.
-        clip: the first round's.
-        noise_multiplier: of a round, the count of an adaptive clip included.
-        expected_units: of a round, from public sizes alone.
+        config: `strategy.clip` names the policy.
+        clip: clip of the first round.
+        noise_multiplier: noise multiplier of a whole round, including an adaptive clip's count.
+        expected_units: expected units per round, computed from public sizes.
 
     Raises:
-        ConfigError: a count that would cost more than the round may, or whose cost is unproved.
+        ConfigError: the adaptive clip's count would cost more than the whole round.
     """
     asked = config.strategy.clip
     if asked.schedule is not None:
@@ -213,10 +213,10 @@ def clip_policy(
 
 
 def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
-    """Return the matrix that the configured mechanism correlates noise by.
+    """Return the matrix that correlates the noise of the configured mechanism.
 
     Raises:
-        ConfigError: more bands than rounds, or another sampler than cyclic.
+        ConfigError: more bands than rounds, or a sampler that is not cyclic.
     """
     privacy, rounds = config.privacy, config.strategy.rounds
     if privacy.mechanism == "independent":
@@ -224,8 +224,9 @@ def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
     named = f"privacy.mechanism = {privacy.mechanism!r}"
     if not isinstance(sampling, CyclicSampling):
         raise ConfigError(
-            f"{named}: needs rounds of one user that are apart, which {sampling.kind!r} sampling "
-            'does not keep; give strategy.sampling = { kind = "cyclic", groups = ... }'
+            f"{named}: needs a minimum number of rounds between two rounds of one user; "
+            f"{sampling.kind!r} sampling has no such minimum; "
+            'give strategy.sampling = { kind = "cyclic", groups = ... }'
         )
     with about("privacy."):
         if privacy.mechanism == "blt":
@@ -234,7 +235,7 @@ def noise_matrix(config: Config, sampling: Sampling) -> NoiseMatrix:
 
 
 def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) -> float:
-    """Return the configured noise multiplier, or the least that keeps the configured ε."""
+    """Return the configured noise multiplier, or the smallest one that meets the configured ε."""
     privacy = config.privacy
     if privacy.delta is None:
         raise ConfigError("privacy.delta: missing; a guarantee needs it, such as delta = 1e-5")
@@ -261,7 +262,7 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
 
 
 def search_of(config: Config) -> Search | None:
-    """Return the search that the run is a trial of, or None."""
+    """Return the hyperparameter search that this run belongs to, or None."""
     asked = config.privacy.search
     if asked is None:
         return None
@@ -269,7 +270,7 @@ def search_of(config: Config) -> Search | None:
 
 
 def score_rounds(config: Config) -> tuple[int, ...]:
-    """Return the rounds after which a private score is released."""
+    """Return the rounds after which a private score is released, ascending."""
     asked, last = config.training.private_evaluation, config.strategy.rounds
     if asked is None:
         return ()
@@ -277,13 +278,13 @@ def score_rounds(config: Config) -> tuple[int, ...]:
 
 
 def score_noise(config: Config) -> float:
-    """Return the noise multiplier of private scores; 0 where there are none."""
+    """Return the noise multiplier of private scores; 0 without private scores."""
     asked = config.training.private_evaluation
     return 0.0 if asked is None else asked.noise_multiplier
 
 
 def user_task(config: StrategyConfig) -> TaskSpec:
-    """Return the task of one user: averaged gradient or local SGD, as `strategy.local` says."""
+    """Return the task of one user from `strategy.local`: averaged gradient or local SGD."""
     options = {
         "group_size": config.group_size,
         "selection": config.selection,
@@ -294,7 +295,7 @@ def user_task(config: StrategyConfig) -> TaskSpec:
 
 
 def plug_ins(config: Config, plan: RoundPlan) -> tuple[str, ...]:
-    """Return the sentence on parts that are not fedsim's own; () where all are."""
+    """Return one sentence that names the plug-ins in use; () without plug-ins."""
     clip = plan.clip.clip if isinstance(plan.clip, NormalisedClip) else plan.clip
     accountant = (plan.accountant or plan.sampling.accountant or "pld").partition(" ")[0]
     named = [
@@ -307,11 +308,11 @@ def plug_ins(config: Config, plan: RoundPlan) -> tuple[str, ...]:
         ("accountants", "accountant", accountant),
         ("server_optimizers", "server optimizer", plan.optimizer.name),
     ]
-    found = [
+    plugins = [
         f"{kind} {name!r} of {package}"
         for group, kind, name in named
         if (package := distribution(group, name)) and not is_own(package)
     ]
-    if not found:
+    if not plugins:
         return ()
-    return (f"The guarantee rests on the own proof of code outside of fedsim: {', '.join(found)}.",)
+    return (f"The guarantee rests on the proofs of plug-ins: {', '.join(plugins)}.",)

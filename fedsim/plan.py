@@ -1,9 +1,8 @@
-"""The frozen plan of a round: one value from which sampler, clip, denominator, noise and cost come.
+"""The frozen plan of a round: sampler, clip, denominator, noise and cost in one value.
 
-No noise level or sampling rate is passed a second time. The noise standard deviation
-exists only as `noise_multiplier * estimator.sensitivity(clip.bound)`, the bound a little larger for
-the rounding of a sum (`fedsim.noise`), and the cost that the ledger is charged is made of the
-same fields. A plan that cannot be kept is refused here.
+The noise standard deviation is always `noise_multiplier * estimator.sensitivity(clip.bound)`, with
+the bound slightly enlarged for rounding (`fedsim.noise`). The ledger's cost comes from the same
+fields, so noise and cost cannot disagree. Plans without a proved price are refused here.
 """
 
 from __future__ import annotations
@@ -39,45 +38,46 @@ __all__ = ["RoundPlan", "TaskSpec"]
 
 @dataclass(frozen=True, eq=False)
 class RoundPlan:
-    """What every round of a run does. Strategies build it; `run_round` carries it out.
+    """The plan of all rounds of a run: strategies build it, `run_round` executes it.
 
-    Its clip is that of the first round; `at` gives the plan of a later one.
+    `clip` is the clip of the first round; `at` returns the plan of a later round.
 
     Attributes:
-        strategy: the name of the strategy that built it.
-        unit: what is sampled; the guarantee is for a *user* in either case.
-        pool: (num_units,) int64, what the units are called in the data: user or example indices.
-        sampling: which units take part in a round.
-        clip: bounds what one unit adds.
+        strategy: name of the strategy that built the plan.
+        unit: unit of sampling; the guarantee is for a *user* in both cases.
+        pool: (num_units,) int64, user or example indices in the data.
+        sampling: chooses the units of a round.
+        clip: bounds the update of one unit.
         clip_policy: how the clip changes from round to round.
-        estimator: turns the sum into an estimate, and knows its sensitivity.
-        noise_multiplier: noise standard deviation over sensitivity; 0 adds none.
-        units_per_user: the most units of the pool that belong to one user (1, or the group size).
-        relation: which neighbouring data sets the guarantee is about.
+        estimator: turns the sum into an estimate and states its sensitivity.
+        noise_multiplier: noise standard deviation over sensitivity; 0 adds no noise.
+        units_per_user: maximum number of pool units of one user (1, or the group size).
+        relation: neighbouring relation of the guarantee.
         optimizer: the server's step.
-        task: what one drawn unit computes; an executor of your own need not read it.
-        seed: of addressed draws; `build_plan` sets it, and it is secret if `entropy` is secure.
-        entropy: "secure" draws coins and noise from secret keys of the operating system; "seeded"
-            from the seed, for experiments that are repeated and compared: ε is then simulated.
-        assumptions: sentences that the guarantee rests on, for the report.
-        dropped: training examples that the strategy leaves out, a count for each reason.
-        accountant: what adds up the rounds, by name; None for the mechanism's own.
-        addresses: (num_units,) uint64: who or what each unit is, as seeded coins know it; None:
-            its index in the pool. `build_plan` gives digests of users' names and of examples.
-        owners: (num_units,) integers: the user that each unit of the pool belongs to; None: each
-            unit its own. A sampler of groups keeps a user's units together.
-        search: the search that the run is a trial of; None for a run by itself.
-        score_noise_multiplier: of each private score of the model: see `evaluation.private_scores`.
-        score_rounds: after which such a score is released, ascending.
+        task: computation of one drawn unit; a custom executor may ignore it.
+        seed: seed of addressed draws; set by `build_plan`, and secret if `entropy` is "secure".
+        entropy: "secure" draws coins and noise from secret keys of the operating system. "seeded"
+            draws them from the seed, for experiments that are repeated and compared; ε is then
+            simulated.
+        assumptions: sentences for the report, on the assumptions of the guarantee.
+        dropped: number of training examples that the strategy leaves out, per reason.
+        accountant: name of the accountant; None for the mechanism's own.
+        addresses: (num_units,) uint64, the address of each unit for seeded coins; None for the
+            index in the pool. `build_plan` sets digests of users' names and of examples.
+        owners: (num_units,) integers, the user of each unit; None if each unit has its own user.
+            A sampler that forms groups keeps a user's units together.
+        search: the hyperparameter search that the run belongs to; None for a single run.
+        score_noise_multiplier: noise multiplier of each private score of the model
+            (`evaluation.private_scores`).
+        score_rounds: rounds after which a private score is released, ascending.
         matrix: correlates the noise of the run's rounds; independent noise by default.
-        memory: of earlier rounds' noise, where it is correlated.
-        wrapper: makes the executor that rounds use from the one that computes, and the run's draws,
-            as one that tests a round before anything is released.
-        priced_questions: what each round asks of private data beside the clipped sum, in the price
-            of the round.
+        memory: noise of earlier rounds, for correlated noise.
+        wrapper: wraps the executor, given the run's draws; for example to test a round before
+            anything is released.
+        priced_questions: other queries of each round on private data, included in its price.
 
     Raises:
-        ValueError: a combination without a proof, or fields that disagree.
+        ValueError: the combination has no proof, or fields disagree.
 
     Examples:
         >>> from fedsim import FixedDenominator, FlatClip, PoissonSampling, ServerOptimizer
@@ -98,7 +98,7 @@ class RoundPlan:
         0.1004
         >>> plan.cost.units_per_user, plan.cost.noise_multiplier
         (1, 2.0)
-        >>> list(plan.cohort(0)) == list(plan.cohort(0))  # seeded: the same coins again
+        >>> list(plan.cohort(0)) == list(plan.cohort(0))  # seeded: the same coins at each call
         True
         >>> replace(plan, estimator=FixedDenominator(0.02, 1000))
         Traceback (most recent call last):
@@ -149,7 +149,7 @@ class RoundPlan:
             )
         if self.relation is Relation.FIXED_GRAPH and self.unit == "user":
             raise ValueError(
-                "relation = 'fixed-graph': has no proved price where users are sampled: one "
+                "relation = 'fixed-graph': user-level sampling has no proved price, because one "
                 'owner\'s texts are in the updates of several users; take strategy "els"'
             )
         if reason := self.clip_policy.unproved(self.relation):
@@ -160,49 +160,50 @@ class RoundPlan:
             self._check_correlation()
         if self.entropy == "secure" and not self.sampling.guaranteed:
             raise ValueError(
-                f"entropy = 'secure' with {self.sampling.kind!r} sampling: the order of a pass is "
-                'drawn again every round; take "seeded", or "balanced" sampling'
+                f"entropy = 'secure' with {self.sampling.kind!r} sampling: secret coins would "
+                'change the order of a pass in every round; take "seeded", or "balanced" sampling'
             )
-        cost = self.cost  # refuses what has no event
+        cost = self.cost  # raises for a mechanism without an event
         costs = [cost, *self._scores()]
         if self.noise_stddev:  # raises for an infinite bound, and a count that takes all the noise
-            choose(costs, self.accountant, self.relation)  # raises for what has no proof
+            choose(costs, self.accountant, self.relation)  # raises if no accountant has a proof
 
     def _check_pool(self) -> None:
         if len(self.pool) == 0:
-            raise ValueError("pool: is empty, there is nothing to sample from")
+            raise ValueError("pool: is empty; give at least one unit")
         if not (np.diff(self.pool) > 0).all() and len(np.unique(self.pool)) < len(self.pool):
             raise ValueError(f"pool: has one {self.unit} twice, with coins for each; give it once")
         for name in ("addresses", "owners"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.pool):
-                raise ValueError(f"{name}: {len(given)} for {len(self.pool)} units of the pool")
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.pool):
+                raise ValueError(f"{name}: {len(values)} for {len(self.pool)} units of the pool")
 
     def _scores(self) -> list[RoundCost]:
-        """Check the private scores, and return their cost where no search pays for them."""
+        """Check the private scores; return their cost unless a search pays for them."""
         if self.score_rounds and not (self.score_noise_multiplier > 0.0 < self.noise_multiplier):
             raise ValueError(
                 f"score_noise_multiplier = {self.score_noise_multiplier}, noise_multiplier = "
-                f"{self.noise_multiplier}: private scores need both; where rounds have no noise "
-                "there is no ε that could cover them"
+                f"{self.noise_multiplier}: private scores need both; rounds without noise have no "
+                "ε that could cover the scores"
             )
         if self.search is not None and self.score_rounds:
             paid = self.search.score_noise_multiplier, (self.search.rounds,)
             if paid != (self.score_noise_multiplier, self.score_rounds):
                 raise ValueError(
-                    f"search: pays for a score of noise multiplier {paid[0]} after rounds "
-                    f"{paid[1]}, and the plan's are {self.score_noise_multiplier} after "
-                    f"{self.score_rounds}"
+                    f"search: pays for a score with noise multiplier {paid[0]} after rounds "
+                    f"{paid[1]}, but the plan has noise multiplier {self.score_noise_multiplier} "
+                    f"after rounds {self.score_rounds}"
                 )
         return [cost for cost, _ in self.scores_after(0)]
 
     def _check_owners(self) -> None:
-        """Raise `ValueError` unless the owner of each unit is known, with few enough units."""
+        """Raise `ValueError` unless every unit has an owner with at most `units_per_user` units."""
         if self.relation is Relation.FIXED_GRAPH:
             raise ValueError(
                 "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = "
-                f"{self.units_per_user}: keeps an owner's units in one group, which units with "
-                'several owners cannot be; take "poisson" sampling, or units_per_user = 1'
+                f"{self.units_per_user}: cyclic sampling keeps an owner's units in one group, but "
+                "a unit with several owners would be in several groups; "
+                'take "poisson" sampling, or units_per_user = 1'
             )
         if (
             self.owners is None
@@ -214,7 +215,7 @@ class RoundPlan:
             )
 
     def _check_correlation(self) -> None:
-        """Raise `ValueError` where correlated noise is not as private as the price says."""
+        """Raise `ValueError` unless the price of the correlated noise is proved for this plan."""
         matrix, sampling = self.matrix, self.sampling
         field = f"privacy.mechanism = {matrix.kind!r}"
         if (
@@ -224,55 +225,52 @@ class RoundPlan:
         ):
             raise ValueError(
                 f"{field}: needs cyclic sampling of {matrix.rounds} rounds in {matrix.separation} "
-                f"groups or more, to keep one's rounds apart; has {sampling}"
+                f"groups or more, to keep the rounds of one user apart; has {sampling}"
             )
         if matrix.kind == "blt" and (sampling.groups, sampling.charged_rate) != (
             matrix.separation,
             1.0,
         ):
             raise ValueError(
-                f"{field}: no price below that of whole groups is proved here; needs cyclic "
+                f"{field}: only the price of whole groups is proved; needs cyclic "
                 f"sampling in {matrix.separation} groups with rate or priced_rate = 1"
             )
         if isinstance(self.clip_policy, AdaptiveClip):
             raise ValueError(
-                f"{field}: has no proof here for an adaptive clip, whose counts are released too; "
+                f"{field}: has no proof for an adaptive clip, which also releases counts; "
                 "take a constant clip, or one on a schedule"
             )
 
     def around(self, executor: Executor) -> Executor:
-        """Return the executor within the plan's own, if it has one."""
+        """Return the executor, wrapped by `wrapper` if the plan has one."""
         return executor if self.wrapper is None else self.wrapper(executor, self.draws)
 
     def at(self, state: ServerState) -> RoundPlan:
-        """Return the plan of the round that `state` is about to do: its clip, hence its noise.
-
-        The plan itself where the clip is unchanged.
-        """
+        """Return the plan of round `state.round`, with the clip and noise of that round."""
         if state.clip_scale == 1.0:
             return self
         return replace(self, clip=self.clip.scaled(state.clip_scale))
 
     def next_clip(self, state: ServerState, total: WeightedSum) -> NextClip:
-        """Return the next round's clip after the round that `state` was about to do."""
+        """Return the clip after round `state.round`, given that round's sum."""
         key = self.draws.noise(state.round, "clip")
         return self.clip_policy.after(state.round, state.clip_scale, total, key)
 
     @property
     def moving_clip_norm(self) -> float | None:
-        """The norm up to which updates pass unclipped; None where it is every round's."""
+        """The norm up to which updates pass unclipped; None if it is the same in all rounds."""
         return None if self.clip_policy.constant else self.clip.norm
 
     @property
     def update_noise_multiplier(self) -> float:
-        """The multiplier of the estimate's noise: larger if an adaptive clip's count costs too."""
+        """Noise multiplier of the estimate; larger with an adaptive clip, which shares the cost."""
         return self.clip_policy.update_noise_multiplier(self.noise_multiplier)
 
     @cached_property
     def noise_stddev(self) -> float:
-        """The standard deviation of a round's noise as it is priced, on each entry.
+        """Standard deviation of a round's noise on each entry, as priced.
 
-        With a matrix a round draws more, `fresh_noise_stddev`, and takes earlier noise back.
+        With correlated noise a round draws `fresh_noise_stddev` and subtracts earlier noise.
         """
         if self.noise_multiplier == 0.0:
             return 0.0
@@ -287,22 +285,25 @@ class RoundPlan:
 
     @property
     def fresh_noise_stddev(self) -> float:
-        """The standard deviation of what a round draws anew; correlated noise takes some back."""
+        """Standard deviation of the noise that a round draws, before it subtracts earlier noise."""
         return self.noise_stddev * self.matrix.amplification
 
     def released_stddev(self, round: int) -> float:
-        """Return the deviation of the noise in a round's release, earlier noise included."""
+        """Return the standard deviation of the noise in a round's release, with earlier noise."""
         return self.noise_stddev * self.matrix.round_error(round)
 
     def over_noise(self, release: Tensors, round: int) -> float | None:
-        """Return the norm of a release over that of its noise, √(mean square); None without."""
+        """Return the norm of a release over the root-mean-square norm of its noise.
+
+        None without noise.
+        """
         entries = sum(value.numel() for value in release.values())
         norm = self.released_stddev(round) * math.sqrt(entries)
         return l2_norm(release) / norm if norm else None
 
     @cached_property
     def cost(self) -> RoundCost:
-        """What one round costs at user level (Charles et al. 2024, Theorems 1 and 2)."""
+        """Privacy cost of one round at user level (Charles et al. 2024, Theorems 1 and 2)."""
         return RoundCost(
             sampling=self.sampling,
             noise_multiplier=self.noise_multiplier,
@@ -312,21 +313,21 @@ class RoundPlan:
 
     @cached_property
     def score_cost(self) -> RoundCost:
-        """What one private score costs: a Gaussian mechanism that every user is in."""
+        """Privacy cost of one private score: a Gaussian mechanism over all users."""
         return RoundCost(PoissonSampling(1.0), self.score_noise_multiplier)
 
     def scores_after(self, round: int) -> list[tuple[RoundCost, int]]:
-        """Return the cost of the private scores after later rounds than this, and how many.
+        """Return the cost and the number of private scores still to be charged after `round`.
 
-        Of those that are charged: a trial's are in its price.
+        Empty if there are none; the price of a search covers its trials' scores.
         """
         scores = sum(at > round for at in self.score_rounds) if self.search is None else 0
         return [(self.score_cost, scores)] if scores else []
 
     def charged_score(self, ledger: Ledger, round: int) -> Ledger:
-        """Return the ledger with the private score after so many rounds; a trial's is in its price.
+        """Return the ledger, charged for the private score after `round` if there is one.
 
-        Itself where there is no score then.
+        The price of a search covers its trials' scores: they are not charged.
         """
         if round not in self.score_rounds or self.search is not None:
             return ledger
@@ -334,10 +335,10 @@ class RoundPlan:
 
     @property
     def draws(self) -> Draws:
-        """Where coins and noise of its rounds come from.
+        """The source of the rounds' coins and noise.
 
-        A round that is done again has the same ones where they are seeded, and with secure noise
-        where a whole run has one price: that pays for each round once.
+        A repeated round has the same draws if they are seeded, or if the whole run has one price,
+        which pays for each round once.
         """
         return Draws(self.seed, self.entropy, once=self.cost.run_rounds is not None)
 
@@ -349,11 +350,11 @@ class RoundPlan:
         return self.draws.coins(units.astype(np.uint64), users)
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
-        """Draw the units of a round, by their indices in the data."""
+        """Draw the units of a round; returns their indices in the data."""
         return self.pool[self.sampling.draw(len(self.pool), round, self.coins)]
 
     def earlier_noise(self, round: int, total: WeightedSum) -> NoiseMemory | None:
-        """Return the memory from which a round's noise is made; None for independent noise."""
+        """Return the earlier noise that a round's noise depends on; None for independent noise."""
         if not self.matrix.feedback or not self.noise_stddev:
             return None
         return self.memory.before(round, self.matrix, self.draws.noise, total.values)

@@ -1,4 +1,4 @@
-"""Plug-ins: resolve a name to an implementation through entry points."""
+"""Resolve names to implementations (built in or plug-in) through entry points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(group: str) -> list[str]:
 
 
 def distribution(group: str, name: str) -> str:
-    """Return the name and version of the package that registered `name`; "" for no such name.
+    """Return the name and version of the package that registered `name`; "" if it is unknown.
 
     Raises:
         ConfigError: several packages registered the name.
@@ -32,12 +32,12 @@ def distribution(group: str, name: str) -> str:
 
 
 def distributions(named: Mapping[str, str]) -> dict[str, str]:
-    """Return the `distribution` behind a name of each group; errors as there."""
+    """Return the `distribution` of one name per group; raises as `distribution` does."""
     return {group: distribution(group, name) for group, name in named.items()}
 
 
 def is_own(package: str) -> bool:
-    """Return whether a `distribution` is fedsim's own."""
+    """Return whether `package`, as from `distribution`, is fedsim itself."""
     return package.startswith(f"{_OWN} ")
 
 
@@ -45,14 +45,14 @@ def resolve(group: str, name: str, field: str) -> Any:  # noqa: ANN401  (each gr
     """Load the implementation that is registered as `name`.
 
     Args:
-        group: such as "strategies", "tasks" or "models"; pyproject.toml has all, each with the
-            names of fedsim's own.
+        group: such as "strategies", "tasks" or "models"; pyproject.toml lists all groups and the
+            built-in names.
         name: the registered name.
-        field: the config key or option that named it, for the message.
+        field: config key or option that holds the name, for messages.
 
     Raises:
-        ConfigError: nothing is registered under that name, or several packages did, or a plug-in
-            cannot be imported.
+        ConfigError: the name is unknown, several packages registered it, or a plug-in cannot be
+            imported.
     """
     if (entry := _entry(group, name)) is not None:
         try:
@@ -82,18 +82,18 @@ def _entry(group: str, name: str) -> EntryPoint | None:
 
 
 def part(group: str, name: str, field: str) -> Any:  # noqa: ANN401
-    """Load a part that a config names: it has `build`, and maybe `options`.
+    """Load a part that a config names: an object with `build` and optionally `options`.
 
     Raises:
-        ConfigError: as `resolve`, or it has no `build`.
+        ConfigError: as `resolve`, or the part has no `build`.
     """
-    found = resolve(group, name, field)
-    if not callable(getattr(found, "build", None)):
+    loaded = resolve(group, name, field)
+    if not callable(getattr(loaded, "build", None)):
         raise ConfigError(
-            f"{field} = {name!r}: what {distribution(group, name).split()[0]!r} registers has no "
-            "`build`; see docs/how-to/own-parts.md"
+            f"{field} = {name!r}: the part that {distribution(group, name).split()[0]!r} registers "
+            "has no `build`; see docs/how-to/own-parts.md"
         )
-    return found
+    return loaded
 
 
 def _registered(group: str) -> EntryPoints:
@@ -102,12 +102,12 @@ def _registered(group: str) -> EntryPoints:
 
 @lru_cache(maxsize=64)
 def _read(group: str, *path: tuple[str, int]) -> EntryPoints:
-    """Read a group of all packages on the path: 30 ms with a few hundred packages."""
+    """Read the entry points of a group (30 ms with a few hundred packages, hence the cache)."""
     return entry_points(group=group)
 
 
 def _state(folder: str) -> tuple[str, int]:
-    """Return a place of imports, and when a package was last installed or removed there."""
+    """Return an import folder and its modification time, which an install or removal changes."""
     try:
         return folder, Path(folder).stat().st_mtime_ns
     except OSError:

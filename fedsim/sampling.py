@@ -1,18 +1,18 @@
-"""Samplers, each drawn and accounted by the same value; and the neighbouring relations.
+"""Samplers and neighbouring relations. One value both draws a cohort and states its event.
 
-Six samplers, each drawn exactly as it is accounted, save one that says that it is not:
+Every sampler is accounted exactly as it is drawn, except `shuffled`:
 
-| sampler | cohort | accounted as | relation |
+| sampler | cohort size | accounted as | relation |
 |---|---|---|---|
 | Poisson | Binomial | Poisson | all four |
-| truncated Poisson | Binomial, cut to a cap | truncated Poisson | of users |
-| fixed size | always the same | sampling without replacement (RDP) | replace-one |
-| balanced | Binomial, everybody once a pass | random allocation, a whole run | no replace-one |
-| cyclic | Binomial, of one group in turn | a Poisson round a turn, a whole run | of users |
-| shuffled | always the same | Poisson, which it is not: no guarantee | of Poisson |
+| truncated Poisson | Binomial, cut to a cap | truncated Poisson | user relations |
+| fixed size | constant | sampling without replacement (RDP) | replace-one |
+| balanced | Binomial, each unit once a pass | random allocation, whole run | all but replace-one |
+| cyclic | Binomial, one group in turn | one Poisson round per turn, whole run | user relations |
+| shuffled | constant | Poisson, not the real law: no guarantee | as Poisson |
 
-A new one is a subclass of `Sampling` (below) under an entry point of the group `fedsim.samplers`:
-`docs/how-to/own-parts.md`. Relations "of users" are the first three of `Relation`.
+To add a sampler, register a subclass of `Sampling` under the entry-point group `fedsim.samplers`
+(`docs/how-to/own-parts.md`). "User relations" are the first three of `Relation`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedsim.errors import ConfigError, about
 from fedsim.seeding import Coins, Uniforms
 from fedsim.utils.section import MOST
 
-if TYPE_CHECKING:  # each function imports what it needs: a worker draws and accounts nothing
+if TYPE_CHECKING:  # functions import it themselves: workers do not need it
     import dp_accounting
 
 Indices = npt.NDArray[np.int64]
@@ -50,11 +50,11 @@ class Relation(Enum):
     | replace-one | has one user's data replaced by any other | the number of users |
     | fixed-graph | has every text that one owner co-owns blank | who owns which text |
 
-    The last is for texts that belong to several people, for every owner of any text (Ganesh et
-    al. 2025, arXiv:2503.03622). Of the others, replacing is removing and adding: the strongest, at
-    the same noise the dearest.
-    A noise multiplier is always the noise over what *one user can add*; what replacing moves,
-    twice as much, is the accountant's business.
+    fixed-graph is for texts with several owners; it protects every owner of any text (Ganesh et al.
+    2025, arXiv:2503.03622). Replacing is removing and adding, so replace-one is the strongest of
+    the other relations, and has the largest ε at the same noise.
+    A noise multiplier is always the noise over the amount that *one user can add*. Replacing moves
+    the sum by twice that amount; the accountant includes this factor.
     """
 
     ADD_OR_REMOVE = "add-or-remove-one"
@@ -64,7 +64,7 @@ class Relation(Enum):
 
     @property
     def phrase(self) -> str:
-        """The words of reports and statements.
+        """The relation in words, for reports and statements.
 
         Examples:
             >>> Relation.ADD_OR_REMOVE.phrase
@@ -79,7 +79,7 @@ class Relation(Enum):
 
     @property
     def unit(self) -> str:
-        """Whose guarantee it is."""
+        """The protected party, "owner" or "user"."""
         return "owner" if self is Relation.FIXED_GRAPH else "user"
 
     @property
@@ -96,64 +96,64 @@ class Relation(Enum):
 
 
 class Sampling(ABC):
-    """How the units of a round are drawn, and the privacy event that this costs.
+    """A sampler: draws the units of a round and states the privacy event of that draw.
 
-    A subclass is a frozen dataclass whose fields are numbers: they are what ledgers keep. Its
-    entry point in `fedsim.samplers` has the name `kind`.
+    A subclass is a frozen dataclass whose fields are numbers; ledgers store them. Its entry point
+    in `fedsim.samplers` is named `kind`.
 
-    Formal guarantees, which the ε rests on:
+    The ε relies on these formal guarantees:
 
-    - `draw` has the law that `event` is the price of, for every population that it accepts. It
-      looks at `coins`, the round and the number of units alone, never at data.
-    - One unit's presence changes the draw of no other unit, unless `displaces`.
+    - `draw` follows the distribution that `event` prices, for every population that it accepts. It
+      depends only on `coins`, the round and the number of units, never on data.
+    - The presence of one unit does not change the draw of another, unless `displaces` is true.
     - `event(z, k)` dominates a round in which one user owns at most k units, each unit adds at most
       1 to the sum, and noise of standard deviation z is added. With `run_rounds`, `events` such
       events dominate the whole run.
-    - `probability` is that of a unit in a round; the denominator uses it.
+    - `probability` is the probability of a unit in a round; the denominator uses it.
     """
 
     kind: ClassVar[str]
     options: ClassVar[type[SamplingConfig]] = SamplingConfig
     guaranteed: ClassVar[bool] = True
-    """Whether `event` describes `draw`. If not, an ε computed from it is hypothetical."""
+    """Whether `event` describes `draw`. If not, the ε is hypothetical."""
     hides_size: ClassVar[bool] = True
     """Whether the number of units may stay private.
 
-    By default the relation is then add-or-remove-one, else replace-one.
+    The default relation is add-or-remove-one if true, replace-one if false.
     """
     displaces: ClassVar[bool] = False
-    """Whether, in what is accounted, adding a unit can push another one out of the cohort."""
+    """Whether adding a unit can push another unit out of the cohort, in the accounted mechanism."""
     accountant: ClassVar[str | None] = None
-    """The accountant that is meant for it; None: a PLD."""
+    """Default accountant; None for PLD."""
     sums_alone: ClassVar[bool] = False
-    """Whether rounds release nothing of private data but noisy sums, in which a unit takes part
-    with `coins`' probability: then a bound on total variation saves the accountant's work."""
+    """Whether rounds release only noisy sums that each unit joins with the probability of `coins`.
+    A bound on total variation then spares the accountant some work."""
     probability: float
 
     @property
     def run_rounds(self) -> int | None:
-        """The number of rounds that the price is of, all or none; None: each has a price.
+        """Number of rounds that share one price, all or none; None if each round has its own.
 
-        Such a sampler draws from the coins of earlier rounds too, so a round can be repeated.
+        A sampler with one price also reads the coins of earlier rounds, so a round can be repeated.
         """
         return None
 
     @property
     def events(self) -> int:
-        """How many times `event` is composed: for one round, or for all `run_rounds` of a run."""
+        """How often `event` is composed: for one round, or for all `run_rounds` rounds."""
         return 1
 
     def coins_met(self, rounds: int) -> tuple[float, int]:
-        """Return the rate and the number of the coins that a unit meets in these rounds."""
+        """Return the rate of a unit's coins and their number in `rounds` rounds."""
         whole = self.run_rounds
         return self.probability, rounds if whole is None else -(-rounds // whole) * whole
 
     def in_words(self, noun: str) -> str:
-        """Return what a report calls the sampling of "users" or "examples"."""
+        """Return the name of this sampling in reports; `noun` is "users" or "examples"."""
         return f"{self.kind} sampling of {noun}"
 
     def chance_in_words(self, noun: str) -> str:
-        """Return what a report adds to that: with which probability a unit takes part."""
+        """Return the words on the probability of a unit, which reports append to `in_words`."""
         return f" with probability {self.probability:g}"
 
     @classmethod
@@ -162,35 +162,35 @@ class Sampling(ABC):
 
         Args:
             options: the table `strategy.sampling`, an instance of `cls.options`.
-            wanted: what else of the config decides it.
+            wanted: cohort size, population and rounds from the rest of the config.
 
         Raises:
-            ConfigError: the two do not go together.
+            ConfigError: `options` and `wanted` do not fit together.
         """
         raise NotImplementedError
 
     @abstractmethod
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the indices of the units drawn in a round, ascending; possibly none.
+        """Return the indices of the units drawn in a round, ascending; may be empty.
 
         Args:
-            num_units: how many there are to draw from.
+            num_units: number of units in the pool.
             round: the round, from 0.
-            coins: uniforms of a round, one for each unit. A seeded unit has the same ones
-                whoever else is there, so compare each by itself, or take the smallest.
+            coins: uniforms of a round, one for each unit. A seeded unit's uniform does not depend
+                on other units, so compare each with a threshold, or take the smallest.
 
         Raises:
-            ValueError: `num_units` is not what the accounting rests on.
+            ValueError: the accounting does not cover `num_units`.
         """
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return what one round costs a user who owns at most `units_per_user` units.
+        """Return the event of one round, for a user who owns at most `units_per_user` units.
 
-        A run with one price costs `events` of these; `UnsupportedDpEvent` where only the sampler's
-        own accountant has a price. By default `NonPrivateDpEvent`: then there is no ε.
+        A run with one price costs `events` such events. Return `UnsupportedDpEvent` if only the
+        sampler's own accountant has a price. The default, `NonPrivateDpEvent`, gives no ε.
 
         Args:
-            noise_multiplier: noise standard deviation over what one unit can add, > 0.
+            noise_multiplier: noise standard deviation over the bound of one unit, > 0.
             units_per_user: 1 in ULS, the group size in ELS.
 
         Raises:
@@ -203,15 +203,15 @@ class Sampling(ABC):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a sampler is built for.
+    """Cohort size, population and rounds for which a sampler is built.
 
     Attributes:
-        expected: units a round, on average or exactly; None where the config leaves it out.
-        population: the public number of units.
-        counted: the true number.
-        rounds: of the run.
-        field: the key of `expected`, for messages.
-        noun: what is drawn, for messages.
+        expected: units per round, on average or exactly; None if the config omits it.
+        population: public number of units.
+        counted: true number of units.
+        rounds: number of rounds of the run.
+        field: config key of `expected`, for messages.
+        noun: "users" or "examples", for messages.
     """
 
     expected: float | None
@@ -223,7 +223,7 @@ class Wanted:
 
     @property
     def rate(self) -> float:
-        """The expected share of the population, or a `ConfigError` if it is missing or over 1."""
+        """The expected share of the population; a `ConfigError` if it is missing or over 1."""
         if self.expected is None:
             raise ConfigError(
                 f"{self.field}: missing; give the expected number of {self.noun} a round"
@@ -236,26 +236,26 @@ class Wanted:
         return self.expected / self.population
 
     def refuse_population(self, kind: str) -> NoReturn:
-        """Raise `ConfigError` where a price rests on another population than the true one."""
+        """Raise the `ConfigError` for a price that assumes a wrong population."""
         raise ConfigError(
-            f"strategy.sampling.kind = {kind!r}: the price rests on a population of "
+            f"strategy.sampling.kind = {kind!r}: the price assumes a population of "
             f"{self.population}, but there are {self.counted} {self.noun}; declare the true "
             'number, or take kind = "poisson"'
         )
 
 
 class TruncatedPoissonConfig(SamplingConfig):
-    """Poisson sampling whose cohorts are cut to a cap."""
+    """Poisson sampling with cohorts cut to a cap."""
 
     max_cohort_size: Annotated[int, Field(ge=1, le=MOST)]
-    """Most units of a round; if more are drawn, a random choice is left out."""
+    """Maximum number of units of a round; if more are drawn, a random subset of this size stays."""
 
 
 class BalancedConfig(SamplingConfig):
-    """Everybody takes part once in each pass over the users."""
+    """Every user takes part once in each pass over the users."""
 
     participations: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Rounds in which each user takes part; left out, computed from `cohort_size`."""
+    """Number of rounds of each user; by default computed from `cohort_size`."""
 
 
 class CyclicConfig(SamplingConfig):
@@ -269,8 +269,8 @@ class CyclicConfig(SamplingConfig):
 class PoissonSampling(Sampling):
     """Every unit flips its own coin: the cohort's size is Binomial(num_units, probability).
 
-    This is the sampling that the amplification theorems are about (Charles et al. 2024,
-    Algorithms 1 and 2; McMahan et al. 2018, §2 A).
+    The amplification theorems assume this sampling (Charles et al. 2024, Algorithms 1 and 2;
+    McMahan et al. 2018, §2 A).
 
     Attributes:
         probability: in (0, 1]; 1 takes every unit every round.
@@ -285,7 +285,7 @@ class PoissonSampling(Sampling):
 
     @classmethod
     def build(cls, options: SamplingConfig, wanted: Wanted) -> Sampling:
-        """Return a coin of the expected rate for each unit."""
+        """Return the sampler whose probability is the expected rate."""
         return cls(wanted.rate)
 
     def in_words(self, noun: str) -> str:
@@ -293,25 +293,25 @@ class PoissonSampling(Sampling):
         return f"Poisson sampling of {noun}"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the units whose coin fell."""
+        """Return the units whose uniform is below `probability`."""
         return _poisson(coins.of_units(round), self.probability)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return the Poisson-sampled Gaussian, or the mixture that several coins a user give."""
+        """Return the Poisson-sampled Gaussian; for several units per user, a mixture."""
         return _poisson_event(self.probability, noise_multiplier, units_per_user)
 
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampling(Sampling):
-    """Poisson sampling, but of a cohort above `max_units` a uniform subset of that size is kept.
+    """Poisson sampling that cuts a cohort above `max_units` to a uniform subset of that size.
 
-    Memory and time of a round are bounded. A user can now displace another, so the price is
-    above Poisson's, and depends on how often the cap is met (arXiv:2508.15089).
+    This bounds the memory and time of a round. A user can now displace another, so the price is
+    above Poisson's, and depends on how often the cap is reached (arXiv:2508.15089).
 
     Attributes:
-        probability: of a unit's coin, in (0, 1].
-        max_units: the cap on the cohort, >= 1.
-        population: the public upper bound on the number of units that the price rests on.
+        probability: probability of a unit's coin, in (0, 1].
+        max_units: cap on the cohort, >= 1.
+        population: public upper bound on the number of units; the price depends on it.
     """
 
     probability: float
@@ -328,7 +328,7 @@ class TruncatedPoissonSampling(Sampling):
 
     @classmethod
     def build(cls, options: TruncatedPoissonConfig, wanted: Wanted) -> Sampling:
-        """Return coins of the expected rate, cut at `max_cohort_size`."""
+        """Return the sampler of the expected rate, with the cap `max_cohort_size`."""
         if wanted.counted > wanted.population:
             wanted.refuse_population(cls.kind)
         return cls(wanted.rate, min(options.max_cohort_size, wanted.population), wanted.population)
@@ -338,12 +338,12 @@ class TruncatedPoissonSampling(Sampling):
         return f"Poisson sampling of {noun}, truncated at {self.max_units} a round"
 
     def expected_units(self, num_units: int) -> float:
-        """Return how many of so many units take part in a round on average."""
+        """Return the average cohort size for a pool of `num_units` units."""
         below = np.arange(min(self.max_units, num_units))
         return float(scipy.stats.binom.sf(below, num_units, self.probability).sum())
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the units whose coin fell; of too many, those with the smallest uniforms."""
+        """Return the drawn units; above the cap, those with the smallest uniforms."""
         if num_units > self.population:
             raise ValueError(
                 f"population = {self.population}: there are {num_units} units, and truncation "
@@ -356,7 +356,7 @@ class TruncatedPoissonSampling(Sampling):
         return _smallest(uniforms, self.max_units)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return the truncated sampled Gaussian of one unit a user."""
+        """Return the truncated sampled Gaussian, for one unit per user."""
         from dp_accounting import dp_event  # noqa: PLC0415
 
         _one_unit(self.kind, units_per_user)
@@ -391,19 +391,19 @@ class _SameSize(Sampling):
 
     @property
     def probability(self) -> float:  # type: ignore[override]
-        """Size / population, of shuffled passes the rate of what is accounted instead."""
+        """Size / population; for shuffled passes, the rate of the accounted Poisson sampling."""
         return self.size / self.population
 
 
 @dataclass(frozen=True)
 class FixedSizeSampling(_SameSize):
-    """Every round a uniform subset of the same size, drawn without replacement.
+    """In every round a uniform subset of the same size, drawn without replacement.
 
-    Accounted by RDP under replace-one (Wang et al. 2019), where the number of users is public.
+    Accounted by RDP under replace-one (Wang et al. 2019): the number of users is public.
 
     Attributes:
-        size: of the cohort, in [1, population].
-        population: the number of units, which the draw insists on.
+        size: cohort size, in [1, population].
+        population: number of units; `draw` raises for any other number.
     """
 
     kind: ClassVar[str] = "fixed-size"
@@ -422,10 +422,10 @@ class FixedSizeSampling(_SameSize):
         return _smallest(coins.of_units(round), self.size)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return sampling without replacement of a Gaussian whose sensitivity is *replacing*.
+        """Return sampling without replacement of a Gaussian with half the noise multiplier.
 
-        dp_accounting's RDP of this event reads the inner noise multiplier as noise over the
-        sensitivity of the relation; a replaced user moves the sum by twice what one can add.
+        dp_accounting's RDP reads the inner noise multiplier as noise over the sensitivity of
+        *replacing*. A replaced user moves the sum by twice the bound of one user.
         """
         import dp_accounting  # noqa: PLC0415
 
@@ -437,14 +437,14 @@ class FixedSizeSampling(_SameSize):
 
 @dataclass(frozen=True)
 class ShuffledSampling(_SameSize):
-    """Passes over the units in random order, `size` at a time; a remainder waits for the next.
+    """Passes over the units in random order, `size` units a round; each pass skips the remainder.
 
-    Charles et al. 2024 and Chua et al. 2024 (B.3) train so and account it as Poisson: that ε is
-    of another mechanism, no guarantee for a shuffled run, and reports say so.
+    Charles et al. 2024 and Chua et al. 2024 (B.3) train this way and account it as Poisson. That ε
+    belongs to another mechanism and is no guarantee for a shuffled run; reports say so.
 
     Attributes:
-        size: of the cohort, in [1, population].
-        population: the number of units, which the draw insists on.
+        size: cohort size, in [1, population].
+        population: number of units; `draw` raises for any other number.
     """
 
     kind: ClassVar[str] = "shuffled"
@@ -452,13 +452,14 @@ class ShuffledSampling(_SameSize):
     guaranteed: ClassVar[bool] = False
 
     def in_words(self, noun: str) -> str:
-        """Return the sampling in words, and the one that is accounted instead."""
+        """Return the sampling in words, with the accounted one in parentheses."""
         return f"shuffled passes over {noun} (accounted as Poisson sampling)"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the next `size` units of the pass that this round belongs to.
+        """Return the next `size` units of the pass that contains this round.
 
-        `coins` must give the same draws each time it is asked for a round: a pass has many.
+        `coins` must return the same uniforms at each call for a round: all rounds of a pass use
+        those of its first round.
         """
         _check_population(self.population, num_units)
         rounds_a_pass = num_units // self.size
@@ -473,17 +474,16 @@ class ShuffledSampling(_SameSize):
 
 @dataclass(frozen=True)
 class BalancedSampling(Sampling):
-    """Every unit takes part once in each pass over the units, in a round that it draws alone.
+    """Every unit takes part once in each pass over the units, in a round that it draws itself.
 
-    A run is `participations` passes of rounds/participations rounds, or where that is no whole
-    number, of the two next to it. Units draw independently, so the cohort's size is binomial, and
-    nobody learns who is in it. Also called balls in bins (Chua et al. 2024) and random allocation
-    (Feldman and Shenfeld 2025); it is priced for the whole run by
-    `fedsim.accounting.methods.random_allocation`.
+    A run has `participations` passes of rounds/participations rounds, rounded down or up. Units
+    draw independently, so the cohort's size is binomial. Also called balls in bins (Chua et al.
+    2024) and random allocation (Feldman and Shenfeld 2025).
+    `fedsim.accounting.methods.random_allocation` prices the whole run.
 
     Attributes:
-        rounds: T of the run, fixed before the first.
-        participations: k, the number of passes, in [1, rounds].
+        rounds: T, number of rounds of the run, fixed before the first round.
+        participations: k, number of passes, in [1, rounds].
 
     Examples:
         >>> law = BalancedSampling(rounds=100, participations=3)
@@ -503,30 +503,30 @@ class BalancedSampling(Sampling):
 
     @property
     def run_rounds(self) -> int:
-        """All rounds: they have one price."""
+        """All rounds: they share one price."""
         return self.rounds
 
     @property
     def pass_sizes(self) -> dict[int, int]:
-        """How many passes have how many rounds: one length, or two successive ones."""
+        """Number of passes of each length; there are one or two lengths."""
         size, longer = divmod(self.rounds, self.participations)
         sizes = {size: self.participations - longer, size + 1: longer}
         return {size: count for size, count in sizes.items() if count}
 
     def pass_of(self, round: int) -> tuple[int, int]:
-        """Return the first round of the pass that a round is in, and the pass's length."""
+        """Return the first round and the length of the pass that contains `round`."""
         number = ((round + 1) * self.participations - 1) // self.rounds
         first, end = (n * self.rounds // self.participations for n in (number, number + 1))
         return first, end - first
 
     @property
     def probability(self) -> float:  # type: ignore[override]
-        """k/T: the mean over the rounds, where passes have two lengths."""
+        """k/T; the mean over the rounds if passes have two lengths."""
         return self.participations / self.rounds
 
     @classmethod
     def build(cls, options: BalancedConfig, wanted: Wanted) -> BalancedSampling:
-        """Return the passes of the options, or those that give the expected number a round."""
+        """Return the sampler with the configured passes, or those of the expected cohort size."""
         count, expected, rounds = options.participations, wanted.expected, wanted.rounds
         if count is None:
             share = wanted.rate * rounds
@@ -534,13 +534,13 @@ class BalancedSampling(Sampling):
             if Fraction(expected or 0.0) * rounds != count * wanted.population:
                 raise ConfigError(
                     f"{wanted.field} = {expected:g}: gives {share:g} rounds of {rounds} to each of "
-                    f"{wanted.population} {wanted.noun}, and balanced sampling needs a whole "
-                    f"number; give participations = {count} in place of it"
+                    f"{wanted.population} {wanted.noun}, but balanced sampling needs a whole "
+                    f"number; give participations = {count} instead"
                 )
         elif expected is not None:
             raise ConfigError(
-                f"{wanted.field} = {expected:g} with participations = {count}: each decides the "
-                "other, give one"
+                f"{wanted.field} = {expected:g} with participations = {count}: each determines the "
+                "other; give one"
             )
         with about("strategy.sampling."):
             return cls(rounds, count)
@@ -556,9 +556,9 @@ class BalancedSampling(Sampling):
         )
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the units that drew this round of its pass.
+        """Return the units that drew this round in its pass.
 
-        `coins` must give the same draws each time it is asked for a round: a pass has one draw.
+        `coins` must return the same uniforms at each call for a round: a pass has one draw.
         """
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
@@ -567,10 +567,10 @@ class BalancedSampling(Sampling):
         return np.flatnonzero(drawn == round - first).astype(np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return an event that no library composes: rounds of one user are not independent.
+        """Return `UnsupportedDpEvent`: the rounds of one user are not independent.
 
         Raises:
-            ValueError: several units a user, whose rounds together are not proved.
+            ValueError: more than one unit per user, which has no proved price.
         """
         from dp_accounting import dp_event  # noqa: PLC0415
 
@@ -580,22 +580,22 @@ class BalancedSampling(Sampling):
 
 @dataclass(frozen=True)
 class CyclicSampling(Sampling):
-    """Units are in groups that take turns; in its group's turn every unit flips a coin.
+    """Groups of units take turns; in its group's turn every unit flips a coin.
 
-    A unit draws its group once, alone, for the whole run; round t is the turn of group t mod
-    `groups`. So whoever takes part waits at least `groups` rounds, as correlated noise
-    (`fedsim.noise.matrix`) needs it. With rate 1 a whole group takes part.
+    A unit draws its group independently, once for the whole run; round t is the turn of group
+    t mod `groups`. So two rounds of one unit are at least `groups` rounds apart, as correlated
+    noise (`fedsim.noise.matrix`) requires. With rate 1 a whole group takes part.
 
-    A unit meets the coins of its turns only, ⌈rounds/groups⌉ at most, so the run costs what as many
-    rounds of Poisson sampling at the rate of a turn cost (Choquette-Choo et al. 2023,
+    A unit flips coins only in its turns, at most ⌈rounds/groups⌉. So the run costs the same as that
+    number of rounds of Poisson sampling at the rate of a turn (Choquette-Choo et al. 2023,
     arXiv:2306.08153, Theorem 4). Groups may be known: divergences are jointly convex.
 
     Attributes:
-        rounds: T of the run, fixed before the first.
-        groups: b, in [1, rounds].
-        rate: of a coin in one's turn, in (0, 1].
-        priced_rate: the rate that the price is of, in [rate, 1]: 1 for noise whose price has no
-            proof with coins. None: `rate`.
+        rounds: T, number of rounds of the run, fixed before the first round.
+        groups: b, number of groups, in [1, rounds].
+        rate: probability of a coin in a turn, in (0, 1].
+        priced_rate: rate in the price, in [rate, 1]; None for `rate`. It is 1 for noise that has no
+            proved price with coins.
     """
 
     rounds: int
@@ -614,40 +614,40 @@ class CyclicSampling(Sampling):
 
     @property
     def charged_rate(self) -> float:
-        """The rate of a turn in the price; a unit that leaves turns out costs no more."""
+        """The rate of a turn in the price; skipping turns does not raise the cost."""
         return self.rate if self.priced_rate is None else self.priced_rate
 
     @property
     def run_rounds(self) -> int:
-        """All rounds: they have one price."""
+        """All rounds: they share one price."""
         return self.rounds
 
     @property
     def events(self) -> int:
-        """The most turns of a group."""
+        """Maximum number of turns of a group."""
         return -(-self.rounds // self.groups)
 
     @property
     def probability(self) -> float:  # type: ignore[override]
-        """Of a unit in a round whose group is not known."""
+        """Probability of a unit in a round, over its random group and coin."""
         return self.rate / self.groups
 
     @classmethod
     def build(cls, options: CyclicConfig, wanted: Wanted) -> Sampling:
-        """Return turns with the expected number a round, or, left out, of whole groups."""
+        """Return the sampler of the expected cohort size; without one, of whole groups."""
         groups, size = options.groups, wanted.population
         rate = 1.0 if wanted.expected is None else wanted.expected * groups / size
         if rate > 1.0:
             raise ConfigError(
                 f"{wanted.field} = {wanted.expected:g} with strategy.sampling.groups = {groups}: a "
                 f"group has {size / groups:g} of {size} {wanted.noun} on average; give at most "
-                "that, or leave it out for whole groups"
+                "that number, or omit the key for whole groups"
             )
         with about("strategy.sampling."):
             return cls(wanted.rounds, groups, rate)
 
     def coins_met(self, rounds: int) -> tuple[float, int]:
-        """Return the rate of a turn in the price, and the most turns of a group."""
+        """Return the rate of a turn in the price, and the maximum number of a group's turns."""
         return self.charged_rate, -(-rounds // self.rounds) * self.events
 
     def in_words(self, noun: str) -> str:
@@ -658,15 +658,15 @@ class CyclicSampling(Sampling):
         return f"cyclic Poisson sampling of {noun}, one group of {self.groups} in turn{priced}"
 
     def chance_in_words(self, noun: str) -> str:
-        """Return the probability in the turns of a unit's group, and how many these are."""
+        """Return the words on a unit's probability in its turns, and on their number."""
         turns = f"turn{'s' if self.events > 1 else ''} ({self.events} at most)"
         return f", each {noun.removesuffix('s')} with probability {self.rate:g} in its {turns},"
 
     def draw(self, num_units: int, round: int, coins: Coins) -> Indices:
-        """Return the units of the group whose turn it is and whose coin fell.
+        """Return the units of this turn's group whose uniform is below `rate`.
 
-        Users draw groups, so all units of a user take turns together. `coins` must give the same
-        draws each time it is asked for a round.
+        Users draw groups, so all units of a user are in one group. `coins` must return the same
+        uniforms at each call for a round.
         """
         if not 0 <= round < self.rounds:
             raise ValueError(f"round = {round}: the run has {self.rounds} rounds")
@@ -677,12 +677,12 @@ class CyclicSampling(Sampling):
         return np.flatnonzero(turn).astype(np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return what one turn costs: that of Poisson sampling; a user's units are in one group."""
+        """Return the event of one turn: Poisson sampling, with a user's units in one group."""
         return _poisson_event(self.charged_rate, noise_multiplier, units_per_user)
 
 
 def _poisson(uniforms: Uniforms, probability: float) -> Indices:
-    """Return the units whose coin fell, ascending."""
+    """Return the indices of uniforms below `probability`, ascending."""
     return np.flatnonzero(uniforms < probability).astype(np.int64)
 
 
@@ -720,8 +720,8 @@ def _check_count(name: str, count: int, most: str, limit: int) -> None:
 def _check_population(population: int, num_units: int) -> None:
     if num_units != population:
         raise ValueError(
-            f"population = {population}: there are {num_units} units; the rate of a fixed-size "
-            "draw is only right for the true number, which is public here"
+            f"population = {population}: there are {num_units} units; a fixed-size draw needs the "
+            "true number, which is public under its relation"
         )
 
 
@@ -741,12 +741,11 @@ def rounds_text(count: int) -> str:
 def binomial_probabilities(trials: int, probability: float) -> list[float]:
     """Return P(Binomial(trials, probability) = i) for i = 0 … trials, summing to 1.
 
-    What matters is *relative* accuracy in the upper tail: a term of 1e-60 is multiplied by a
-    likelihood ratio that can be as large as it is small. scipy's pmf has it (better than 1e-12
-    for thousands of trials); powers and binomial coefficients in floats overflow. Each term is
-    rounded, so the sum misses 1 by a few units in the last place. Dividing by it matters:
-    mass that is missing from one side of the pair is a sub-distribution, whose divergence the
-    accountant would read as too small.
+    The accountant needs *relative* accuracy in the upper tail: it multiplies a term of 1e-60 by a
+    likelihood ratio that can be near 1e60. scipy's pmf is accurate to 1e-12 for thousands of
+    trials; powers and binomial coefficients in floats overflow. The rounded terms miss the sum 1
+    by a few units in the last place. Dividing by the sum matters: with missing mass on one side of
+    the pair, the accountant would compute too small a divergence.
 
     Examples:
         >>> [round(value, 6) for value in binomial_probabilities(2, 0.5)]

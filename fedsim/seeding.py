@@ -1,20 +1,20 @@
 """Random streams by address: `stream(seed, purpose, round, unit)`.
 
-A stream is a function of its address alone. So a run resumed at round 15 draws the same bits
-without replaying rounds 0 to 14, sharding a cohort changes no draw, and two purposes never share
-a stream. Nothing in fedsim touches a global generator.
+A stream is a function of its address only. So a run resumed at round 15 draws the same bits without
+replaying rounds 0 to 14. Sharding a cohort changes no draw, and two purposes never share a stream.
+fedsim never uses a global generator.
 
-There are two kinds of randomness, and `Draws` knows which of them a run has:
+There are two kinds of randomness; `Draws` holds the kind of a run:
 
-- seeded: every draw is a function of (seed, purpose, round, who or which). Two runs of one seed
-  share every draw whose address they share: they can be compared in pairs.
+- seeded: every draw is a function of (seed, purpose, round, user or example). Two runs with one
+  seed share every draw with the same address, so their results can be compared in pairs.
 - secure: coins and noise come from keys of the operating system (`secret_stream`,
   `secret_noise_key`), which have no address.
 
-The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. A torch
-generator is not used for noise: on the CPU it keeps 32 bits of its seed, few enough to try all of
-them. Noise is addressed further, by parameter and position (`NoiseKey`); coins by a digest of the
-user's name, or of the example (`hashes`).
+The key of a stream is the first 128 bits of a SHA-256 over its address, for numpy's Philox. Torch's
+CPU generator is not used for noise: it keeps only 32 bits of its seed, and all of them can be
+tried. The address of noise also has parameter and position (`NoiseKey`); that of coins has a digest
+of the user's name or of the example (`hashes`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES128
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 _OF_A_SCORE = ":score"
-_FEWEST = 2**64  # a seed below is no secret of 128 bits
+_FEWEST = 2**64  # a smaller seed is not a secret of 128 bits
 
-_ZEROS = memoryview(bytes(2**20))  # to be encrypted: making them each time takes a third longer
+_ZEROS = memoryview(bytes(2**20))  # plaintext; allocating it at each call takes a third longer
 
 Hashes = npt.NDArray[np.uint64]
 Uniforms = npt.NDArray[np.float64]
@@ -71,9 +71,9 @@ class RandomSource(Protocol):
 
 
 class Coins(Protocol):
-    """What a sampler draws from: uniforms on [0, 1), one for each unit of the pool, in its order.
+    """A sampler's randomness: uniforms on [0, 1), one for each unit of the pool, in pool order.
 
-    The same round has the same uniforms at each call, if the run is seeded or priced as a whole.
+    Each call for a round returns the same uniforms if the run is seeded or has one price.
     """
 
     def of_units(self, round: int) -> Uniforms:
@@ -81,14 +81,14 @@ class Coins(Protocol):
         ...
 
     def of_users(self, round: int) -> Uniforms:
-        """Return (num_units,) others: equal for units of one user, independent between users."""
+        """Return (num_units,) uniforms: equal for units of one user, independent between users."""
         ...
 
 
 class AesStream:
     """Bits and uniforms from AES-128 in counter mode (FIPS 197, SP 800-38A), by OpenSSL.
 
-    Who does not have the key cannot tell its bits from coins. The counter starts at 0.
+    Without the key, its bits cannot be told from random coins. The counter starts at 0.
 
     Args:
         key: 16 bytes.
@@ -99,7 +99,7 @@ class AesStream:
     """
 
     SPARE = 2
-    """Words that OpenSSL wants to have room for beyond those that it writes."""
+    """Extra words of buffer that OpenSSL requires."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = Cipher(AES128(key), CTR(bytes(16))).encryptor()
@@ -107,7 +107,12 @@ class AesStream:
     def words(
         self, count: int, room: npt.NDArray[np.uint64] | None = None
     ) -> npt.NDArray[np.uint64]:
-        """Return the next `count` words of 64 bits; in `room`, which has `SPARE` words more."""
+        """Return the next `count` words of 64 bits.
+
+        Args:
+            count: number of words.
+            room: (count + SPARE,) buffer to write into; None for a new one.
+        """
         if room is None:
             room = np.empty(count + self.SPARE, dtype=np.uint64)
         zeros = _ZEROS[: 8 * count] if 8 * count <= len(_ZEROS) else bytes(8 * count)
@@ -127,14 +132,14 @@ def _uniforms(words: Hashes) -> Uniforms:
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """The key of one release's noise. Each chunk of each parameter has a generator of its own.
+    """The key of one release's noise. Each chunk of each parameter has its own generator.
 
-    So any part of the noise can be drawn anywhere, in any order and by any number of threads, to
-    the same bits. A chunk's stream is AES-128 under the first 128 bits of a SHA-256 over this key,
-    the chunk's number and the parameter's name.
+    So the noise has the same bits on every machine, in any order, with any number of threads. A
+    chunk's stream is AES-128 under the first 128 bits of a SHA-256 over this key, the chunk's
+    number and the parameter's name.
 
     Attributes:
-        key: 32 bytes; who has them can compute the noise.
+        key: 32 bytes, secret: the noise can be computed from them.
 
     Examples:
         >>> key = noise_key(seed=0, purpose="noise", round=3)
@@ -152,11 +157,11 @@ class NoiseKey:
 
 
 def stream(seed: int, purpose: Purpose, round: int = 0, unit: int = 0) -> np.random.Generator:
-    """Return the generator of one address, always from its beginning.
+    """Return the generator of one address, at its start.
 
     Args:
         seed: the run's seed, any integer.
-        purpose: what the draws are for; streams of different purposes are independent.
+        purpose: purpose of the draws; streams of different purposes are independent.
         round: the round, from 0.
         unit: a user, an example or any other index within the round.
 
@@ -179,12 +184,12 @@ def base(seed: int, purpose: Purpose, round: int) -> int:
 def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
     """Return output number `index` of the SplitMix64 generator that starts at `start`.
 
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. It
-    permutes the 64-bit numbers: two indices from one start never have the same hash.
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The
+    generator permutes the 64-bit numbers: two indices of one start never have the same hash.
 
     Args:
         start: one number, or an array that broadcasts with `index`.
-        index: a key, or a number from 0.
+        index: keys, or numbers from 0.
     """
     mixed: Hashes = index.astype(np.uint64)
     mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(start, np.uint64)
@@ -197,17 +202,17 @@ def hashes(start: int | Hashes, index: npt.NDArray[np.integer]) -> Hashes:
 
 
 def secret_stream() -> AesStream:
-    """Return a stream under a new key, which is kept nowhere."""
+    """Return a stream under a new random key, which is not stored."""
     return AesStream(secrets.token_bytes(16))
 
 
 def noise_key(seed: int, purpose: Purpose, round: int) -> NoiseKey:
-    """Return the key of an address, as of `stream`."""
+    """Return the key of an address; see `stream`."""
     return NoiseKey(hashlib.sha256(f"fedsim/2/{seed}/{purpose}/{round}".encode()).digest())
 
 
 def secret_noise_key() -> NoiseKey:
-    """Return a new key, which is kept nowhere."""
+    """Return a new random key, which is not stored."""
     return NoiseKey(secrets.token_bytes(32))
 
 
@@ -216,10 +221,10 @@ class Draws:
     """The coins and the noise of a run's rounds.
 
     Attributes:
-        seed: of addressed draws. It is a secret of 128 bits if the run is secure and `once`.
+        seed: seed of addressed draws; a secret of 128 bits if the run is secure and `once`.
         entropy: "secure" draws from new keys of the operating system, "seeded" from `seed`.
-        once: one price pays for the whole run, each round once. A secure run then draws from `seed`
-            too, so that a round that is done again has the same draws.
+        once: whether one price pays for each round of the run once. A secure run then also draws
+            from `seed`, so that a repeated round has the same draws.
     """
 
     seed: int = field(repr=False)
@@ -228,14 +233,14 @@ class Draws:
 
     @property
     def repeat(self) -> bool:
-        """Whether a round that is done again has the same draws."""
+        """Whether a repeated round has the same draws."""
         return self.once or self.entropy == "seeded"
 
     @property
     def release_id(self) -> str:
         """The id of the rounds' noise in ledgers.
 
-        With secure noise it names the run by a one-way hash of its secret seed (128 bits).
+        With secure noise it is a one-way hash of the run's secret seed (128 bits).
         """
         if self.entropy == "seeded":
             return "seeded"
@@ -252,16 +257,16 @@ class Draws:
 
         Args:
             units: (num_units,) uint64, the address of each unit.
-            users: (num_units,) uint64, that of the user it belongs to; None: each its own.
+            users: (num_units,) uint64, the address of each unit's user; None for `units`.
         """
         return _UnitCoins(self, units, units if users is None else users)
 
     def noise(self, round: int, purpose: Purpose = "noise") -> NoiseKey:
-        """Return the key of a round's noise, or of that of another release at the same time."""
+        """Return the key of a round's noise, or of the noise of another release in that round."""
         return self.key(purpose, round) if self.repeat else secret_noise_key()
 
     def part_source(self, round: int, index: int) -> RandomSource:
-        """Return a source for what a part draws beside coins and noise, as of a test of a round."""
+        """Return a random source for other draws of a plug-in, such as a test of a round."""
         return self.key("part", round).chunk("coins", index) if self.repeat else secret_stream()
 
     def key(self, purpose: Purpose, round: int) -> NoiseKey:
@@ -272,16 +277,16 @@ class Draws:
         """
         if self.entropy == "secure" and self.seed < _FEWEST:
             raise ValueError(
-                f"seed = {self.seed}: with secure noise and one price for a run all rounds are "
-                "drawn from it, so it must be a secret of 128 bits; give secrets.randbits(128), as "
-                "`build_plan` does"
+                f"seed = {self.seed}: with secure noise and one price for a run, all rounds are "
+                "drawn from this seed, so it must be a secret of 128 bits; give "
+                "secrets.randbits(128), as `build_plan` does"
             )
         return noise_key(self.seed, purpose, round)
 
 
 @dataclass(frozen=True, eq=False)
 class _UnitCoins:
-    """Coins of a run: seeded ones by address, secret ones in the order of the pool."""
+    """Coins of a run: seeded coins by address, secret coins in pool order."""
 
     draws: Draws
     units: Hashes
@@ -309,5 +314,5 @@ class _UnitCoins:
 
 
 def is_score(release: str) -> bool:
-    """Whether an id of the ledger is that of private scores, of this run or of another."""
+    """Return whether a release id in a ledger belongs to private scores, of any run."""
     return release.endswith(_OF_A_SCORE)

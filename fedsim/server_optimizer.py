@@ -1,4 +1,4 @@
-"""The server's step: torch's own optimizers as functions of values."""
+"""The server's step: torch's optimizers as functions without hidden state."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm, thr
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """An optimizer of torch, by name (Charles et al. 2024, App. F).
+    """A torch optimizer, by name (Charles et al. 2024, App. F).
 
     The released estimate is the gradient. For local SGD it is the mean of θ_server − θ_local,
-    so that SGD with learning rate 1 is McMahan et al.'s averaging. Where it is longer than
-    `max_gradient_norm` it is scaled down to that: of a mean over a batch, batch clipping (Pascanu
-    et al. 2013), which bounds no single user's share and gives no guarantee.
+    so that SGD with learning rate 1 is McMahan et al.'s averaging. A gradient longer than
+    `max_gradient_norm` is scaled down to that norm. This is batch clipping (Pascanu et al. 2013):
+    it does not bound the share of one user and gives no guarantee.
 
-    Another optimizer is a subclass that overrides `torch_optimizer`, under an entry point of the
-    group `fedsim.server_optimizers`: `docs/how-to/own-parts.md`. Its state has tensors alone. It
-    sees releases, which are paid for, so no ε rests on it. Schedule and average serve it too.
+    To add an optimizer, register a subclass that overrides `torch_optimizer` under the entry-point
+    group `fedsim.server_optimizers` (`docs/how-to/own-parts.md`). Its state may hold only tensors.
+    It reads only paid releases, so ε does not depend on it. Schedule and average work with it too.
 
     Attributes:
-        name: of the optimizer: for torch's, its class in lower case.
-        learning_rate: of every round, before `schedule`.
-        max_gradient_norm: the longest gradient.
+        name: name of the optimizer; for torch's, its class in lower case.
+        learning_rate: learning rate of every round, before `schedule`.
+        max_gradient_norm: maximum L2 norm of the gradient; None for no limit.
         keys: other arguments of torch's optimizer.
-        schedule: multiplies the learning rate; None: it is constant.
-        average: of the parameters, which is evaluated and saved in their place.
-        debias: free the second moment of "adam" or "adamw" of the noise: `DebiasedAdam`.
+        schedule: multiplies the learning rate; None for a constant rate.
+        average: averages the parameters over rounds; evaluation and saving then use the average.
+        debias: subtract the noise from the second moment of "adam" or "adamw" (`DebiasedAdam`).
 
     Raises:
-        ValueError: `debias` for an optimizer that has no second moment.
+        ValueError: `debias` with an optimizer that has no second moment.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         if self.debias and self.name not in ("adam", "adamw"):
-            raise ValueError('debias = True: frees the second moment of "adam" and "adamw" alone')
+            raise ValueError('debias = True: works with "adam" and "adamw" only')
 
     @classmethod
     def build(cls, options: ServerConfig) -> ServerOptimizer:
@@ -67,7 +67,7 @@ class ServerOptimizer:
         return cls(options.optimizer, rate, norm, keys=keys_of(options), debias=options.debias)
 
     def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """Return a new optimizer of `values`, without state."""
+        """Return a new optimizer of `values`, with empty state."""
         return torch_optimizer(self.name, values, self.learning_rate, self.keys, debias=self.debias)
 
     def advance(
@@ -81,10 +81,10 @@ class ServerOptimizer:
         """Return the state with the next parameters, optimizer state and average.
 
         Args:
-            state: before the step.
-            release: the gradient; used up.
-            noise_stddev: of the noise in each entry of it.
-            keep: as of `step`.
+            state: state before the step.
+            release: the gradient; the dict is empty afterwards.
+            noise_stddev: standard deviation of the noise in each entry of the gradient.
+            keep: see `step`.
         """
         parameters, optimizer_state = self.step(
             state.parameters,
@@ -111,18 +111,18 @@ class ServerOptimizer:
         noise_stddev: float = 0.0,
         keep: bool = True,
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the next parameters and optimizer state; parameters stay as they are.
+        """Return the next parameters and optimizer state; `parameters` is unchanged.
 
         Args:
             parameters: float32 tensors.
-            gradient: same layout, any float dtype. Used up: the dict is empty afterwards, so that a
-                tensor's memory is free before the next tensor needs some.
+            gradient: same layout, any float dtype. The dict is empty afterwards: each tensor is
+                freed before the next one needs memory.
             state: flat, "parameter/key" → tensor; empty before the first step.
-            round: whose learning rate it is, from 0.
-            noise_stddev: of the noise in each entry of the gradient; for `debias`.
-            keep: whether the state and the gradient's tensors stay as they are. Without, these are
-                overwritten, and the state's memory becomes the next one's, for Adam two copies of
-                the parameters; the given dict is empty afterwards.
+            round: round of the learning rate, from 0.
+            noise_stddev: standard deviation of the noise in each gradient entry; for `debias`.
+            keep: whether to leave the state and the gradient's tensors unchanged. If false, both
+                are overwritten and the `state` dict is emptied. With Adam this saves two copies of
+                the parameters.
 
         Examples:
             >>> start = {"w": torch.tensor([1.0])}
@@ -132,31 +132,31 @@ class ServerOptimizer:
         """
         check_same_layout(parameters, gradient)
         factor = self._factor(gradient)
-        share, remembered = self.rate_share(round, gradient, state, noise_stddev)
+        share, rate_state = self.rate_share(round, gradient, state, noise_stddev)
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
-            if path in remembered:
+            if path in rate_state:
                 continue
             name, _, key = path.rpartition("/")
             before[name][key] = value
         if not keep and isinstance(state, dict):
             state.clear()
         moved: dict[str, torch.Tensor] = {}
-        after: dict[str, torch.Tensor] = dict(remembered)
+        after: dict[str, torch.Tensor] = dict(rate_state)
         with threads_by_size(parameters):
             for name, value in parameters.items():
                 moved[name] = entry = value.detach().clone()
-                given = gradient.pop(name)
-                given = given if factor == 1.0 else given * factor
-                entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
-                del given
+                slope = gradient.pop(name)
+                slope = slope if factor == 1.0 else slope * factor
+                entry.grad = slope.to(entry.dtype) if keep else as_float32_(slope)
+                del slope
                 optimizer = self.torch_optimizer([entry])
                 for group in optimizer.param_groups:
                     group["lr"] *= share
                 if isinstance(optimizer, DebiasedAdam):
                     optimizer.noise_variance = (factor * noise_stddev) ** 2
                 if before[name]:
-                    # What `load_state_dict` does, without its second copy.
+                    # As `load_state_dict`, but without its second copy.
                     optimizer.state[entry] = {
                         key: old.to(entry.device, copy=keep) for key, old in before[name].items()
                     }
@@ -168,9 +168,9 @@ class ServerOptimizer:
     def rate_share(
         self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
     ) -> tuple[float, Tensors]:
-        """Return the factor on a round's learning rate, and the state to store.
+        """Return the factor on the learning rate of `round`, and entries for the next `state`.
 
-        Arguments are those of `step`; the stored state comes back in the next round's `state`.
+        The arguments are those of `step`.
         """
         return 1.0 if self.schedule is None else self.schedule.share(round), {}
 
@@ -180,12 +180,12 @@ class ServerOptimizer:
         return 1.0 if length <= norm else norm / length
 
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
-        """Return settings that the config does not show, for the report of a run's last state."""
+        """Return settings for the report that the config does not show, for the last state."""
         return {}
 
     @property
     def copies(self) -> int:
-        """How many float32 copies of a matrix the optimizer's state and the average are."""
+        """Size of the optimizer's state and the average, in float32 copies of the parameters."""
         value = torch.zeros(2, 3)
         value.grad = torch.zeros(2, 3)
         optimizer = self.torch_optimizer([value])
@@ -196,19 +196,19 @@ class ServerOptimizer:
 
 
 NON_PRIVATE_RATE = 0.002
-"""Of Adam, where no noise is added."""
+"""Adam's learning rate for a run without noise."""
 _SIGNALS = "rate/signals"
 
 
 @dataclass(frozen=True)
 class AutomaticOptimizer(ServerOptimizer):
-    """SGD at an automatic learning rate, or without noise Adam; the rate falls to 0 evenly.
+    """SGD at an automatic learning rate, or Adam for runs without noise.
 
-    Adam's rate grows over the first fifth of the rounds.
+    The rate falls linearly to 0. Adam's rate first grows over the first fifth of the rounds.
 
     Attributes:
-        rounds: of the run.
-        rate: of SGD, which a plan with noise gives. None: Adam at `NON_PRIVATE_RATE`.
+        rounds: number of rounds of the run.
+        rate: automatic rate of SGD, set by plans with noise; None for Adam at `NON_PRIVATE_RATE`.
     """
 
     rounds: int = field(default=1, kw_only=True, compare=False)
@@ -223,10 +223,10 @@ class AutomaticOptimizer(ServerOptimizer):
     def rate_share(
         self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
     ) -> tuple[float, Tensors]:
-        """Return the learning rate of a round.
+        """Return the learning rate of a round, and the signals measured so far.
 
-        It grows once, after the first tenth of the rounds: later signals would measure how far a
-        large rate overshoots, and make it larger.
+        The rate grows once, after the first tenth of the rounds. Later signals would also measure
+        the overshoot of a large rate, and would raise it further.
         """
         share = self.rate_schedule.share(round)
         if self.rate is None:
@@ -236,22 +236,22 @@ class AutomaticOptimizer(ServerOptimizer):
         if round < self._num_measured:
             signal = rate.signal(l2_norm(gradient) ** 2, noise_stddev, entries)
             signals = torch.cat([signals, torch.tensor([signal], dtype=torch.float64)])
-        heard = signals if round >= self._num_measured else signals[:0]
-        return self._full_rate(noise_stddev, heard, entries) * share, {_SIGNALS: signals}
+        used = signals if round >= self._num_measured else signals[:0]
+        return self._full_rate(noise_stddev, used, entries) * share, {_SIGNALS: signals}
 
     @property
     def rate_schedule(self) -> RateSchedule:
-        """The config's schedule, or a fall to 0, after Adam's warm-up."""
+        """The config's schedule; by default a linear fall to 0, for Adam after a warm-up."""
         warmup = 0 if self.rate is not None else self.rounds // 5
         return self.schedule or RateSchedule("linear", self.rounds, warmup)
 
     @property
     def _num_measured(self) -> int:
-        """Rounds that measure the signal; the rate may grow after them."""
+        """Number of first rounds that measure the signal; the rate may grow after them."""
         return max(3, self.rounds // 10)
 
     def _full_rate(self, noise_stddev: float, signals: torch.Tensor, entries: int) -> float:
-        """Return the rate without the schedule, grown if there are signals."""
+        """Return the rate before the schedule, raised if there are signals."""
         if self.rate is None:
             return NON_PRIVATE_RATE
         rate = self.rate
@@ -262,7 +262,7 @@ class AutomaticOptimizer(ServerOptimizer):
         return rate.of(growth, noise_stddev, squared)
 
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
-        """Return the rate before the schedule, and that after the first tenth of the rounds."""
+        """Return the initial rate, and the one after the measured rounds, before the schedule."""
         signals = state.optimizer_state.get(_SIGNALS, torch.zeros(0))
         if state.round <= self._num_measured:  # no round has stepped at the grown rate
             signals = signals[:0]
@@ -273,7 +273,7 @@ class AutomaticOptimizer(ServerOptimizer):
 
 
 class _OfTorch:
-    """An optimizer of torch as a part that a config can name."""
+    """A torch optimizer as a part that the config names."""
 
     build = ServerOptimizer.build
 
@@ -282,12 +282,12 @@ class _OfTorch:
 
     @property
     def options(self) -> type[ServerConfig]:
-        """The class of its keys."""
+        """Config class of its keys."""
         return torch_options(self.name)
 
 
 class AUTO:
-    """The default: automatic where no learning rate is given, else Adam."""
+    """The default: `AutomaticOptimizer` without a configured learning rate, else Adam."""
 
     options = torch_options("auto")
 
@@ -300,4 +300,4 @@ class AUTO:
 
 
 TORCH = SimpleNamespace(**{name: _OfTorch(name) for name in KINDS})
-"""The parts that `pyproject.toml` registers."""
+"""The optimizers that `pyproject.toml` registers."""

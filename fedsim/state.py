@@ -1,4 +1,4 @@
-"""The server's state: everything that a round changes, as one value."""
+"""The server's state: all values that a round changes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fedsim.tensors import Tensors
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """What goes into a round and comes out of it.
+    """Input and output of a round.
 
     Attributes:
-        round: rounds done so far; also the address of the next round's random streams.
+        round: number of completed rounds; also the address of the next round's random streams.
         parameters: the trainable parameters, float32.
         optimizer_state: flat, "parameter/key" → tensor; empty at the start.
         ledger: every release so far, with its cost.
-        clip_scale: what the plan's clip is multiplied by in the next round.
-        average: of the parameters, where the server's optimizer has one that has begun; else empty.
+        clip_scale: factor on the plan's clip in the next round.
+        average: average of the parameters; empty without averaging or before averaging starts.
     """
 
     round: int
@@ -31,28 +31,28 @@ class ServerState:
 
     @property
     def model(self) -> Tensors:
-        """The parameters that are evaluated, saved and given away: the average, if there is one."""
+        """The parameters to evaluate, save and publish: the average if there is one."""
         return self.average or self.parameters
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round says for the log.
+    """Metrics of one round, for the log.
 
-    All of it is computed on private text and not protected, save the last three: they are a
-    function of noisy releases that the ledger was charged for.
+    The last three are functions of noisy releases that the ledger was charged for. The others are
+    computed from private text and are not protected.
 
     Attributes:
-        num_units: the drawn cohort's size.
-        num_gradients: per-example gradients computed.
-        num_non_finite: units dropped to zero for a NaN or an infinity.
+        num_units: size of the drawn cohort.
+        num_gradients: number of per-example gradients computed.
+        num_non_finite: units replaced by zero because of a NaN or an infinity.
         num_clipped: units that the clip made smaller.
         train_loss: mean over the drawn units of their mean loss; None for an empty cohort.
         estimate_norm: L2 norm of the estimate before noise.
-        release_over_noise: L2 norm of the release over that of its noise, which is public: 1 where
-            there is noise alone; None without noise.
-        clip_norm: the norm up to which updates passed unclipped; None where it never changes.
-        released_share: the noisy share of units within it; None where none is released.
+        release_over_noise: L2 norm of the release over the root-mean-square norm of its noise;
+            about 1 for pure noise, None without noise.
+        clip_norm: norm up to which updates pass unclipped; None if it is the same in all rounds.
+        released_share: noisy share of units within `clip_norm`; None if it is not released.
     """
 
     num_units: int
@@ -66,7 +66,7 @@ class RoundRecord:
     released_share: float | None = None
 
     def to_json(self) -> Mapping[str, float | int | None]:
-        """Return the fields by the names that `metrics.jsonl` uses."""
+        """Return the fields under their names in `metrics.jsonl`."""
         return {
             "units": self.num_units,
             "gradients": self.num_gradients,

@@ -1,8 +1,8 @@
-"""From a config to a plan: what all strategies share.
+"""Build a plan from a config: the code that all strategies share.
 
-A strategy says what is its own: the pool, the sampler, the task, the estimator, and what its
-guarantee rests on. `private_plan` fills in the rest from the config, in one way for all of them:
-clip, clip policy, noise multiplier, relation, optimizer and the source of noise.
+A strategy chooses the pool, the sampler, the task, the estimator and the assumptions of its
+guarantee. `private_plan` fills in the rest from the config: clip, clip policy, noise multiplier,
+relation, optimizer and the source of noise.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from fedsim.utils.json_text import digest
 
 
 def build_plan(config: Config, materials: Materials) -> RoundPlan:
-    """Return the plan that the strategy of the config builds, with the seed of its releases.
+    """Return the plan that the config's strategy builds, with the seed of its releases.
 
     Raises:
-        ConfigError: an unknown strategy, what the strategy refuses, a plan whose price is not that
-            of its pool, or noise without a finite ε.
+        ConfigError: the strategy is unknown or refuses the config, the plan's price does not cover
+            its pool, or there is noise but no finite ε.
     """
     strategy = part("strategies", config.strategy.name, "strategy.name")
     plan: RoundPlan = strategy.build(config, materials)
@@ -62,7 +62,7 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
     _check_finite(plan, config)
     seed = materials.seed
     if plan.entropy == "secure" and seed < 2**64:
-        seed = secrets.randbits(128)  # these materials were loaded without a secret
+        seed = secrets.randbits(128)  # the materials' seed is not a secret
     search = config.privacy.search
     if search is not None and search.trial is not None:  # trials of a search are independent
         seed = int(digest([seed, "trial", search.trial])[:32], 16)
@@ -75,10 +75,10 @@ def build_plan(config: Config, materials: Materials) -> RoundPlan:
 
 
 def _addresses(plan: RoundPlan, materials: Materials) -> Hashes:
-    """Return who or what each unit of a plan is, (num_units,) uint64.
+    """Return the address of each unit of a plan, (num_units,) uint64.
 
-    Of a user a digest of the name; of an example that, its text, and a number where the user has
-    the same text several times.
+    A user's address is a digest of the name. An example's address is a digest of its user, its text
+    and a counter that tells equal texts of one user apart.
     """
     store, pool = materials.store, plan.pool
     if plan.unit == "user":
@@ -99,14 +99,14 @@ def plan_terms(
     scored: bool = True,
     drawn: bool = True,
 ) -> PrivacyTerms:
-    """Return what an ε of all rounds of a plan is said with, at the config's δ.
+    """Return the terms of the privacy statement for all rounds of a plan, at the config's δ.
 
     Args:
-        config: of the plan.
+        config: config of the plan.
         plan: the rounds.
-        epsilon: inf where none is certified, or where it stands elsewhere.
-        scored: whether ε is of the plan's private scores too.
-        drawn: whether there are coins and noise already: of those to come none is secret yet.
+        epsilon: ε to state; inf if no ε is certified, or if it is stated elsewhere.
+        scored: whether ε covers the plan's private scores too.
+        drawn: whether coins and noise are already drawn; if not, the statement calls none secret.
     """
     scores = plan.scores_after(0) if scored else []
     return PrivacyTerms.of(
@@ -124,32 +124,32 @@ def plan_terms(
 
 
 def _check(plan: RoundPlan, config: Config, materials: Materials) -> None:
-    """Raise `ConfigError` where a plan cannot have the price that it states.
+    """Raise `ConfigError` if the plan's price does not cover its pool.
 
-    Its pool has a unit that is not trained on, or more of a user than the plan says.
+    The pool may hold only training units, and at most `units_per_user` of one user.
     """
     where = f"strategy.name = {config.strategy.name!r}"
     split, store, pool = materials.split, materials.store, plan.pool
     optimizer = plan.optimizer
     if isinstance(optimizer, AutomaticOptimizer) and optimizer.rate is None and plan.noise_stddev:
         raise ConfigError(
-            f"server.learning_rate: missing, and {where} gives its plan no automatic rate; give one"
+            f"server.learning_rate: missing, and {where} has no automatic rate; give a rate"
         )
     trained = np.arange(split.num_users) if plan.unit == "user" else split.train_examples
     if not np.isin(pool, trained).all():
-        raise ConfigError(f"{where}: pool: give no {plan.unit} that is not trained on")
+        raise ConfigError(f"{where}: pool: give training {plan.unit}s only")
     if plan.unit == "example" and plan.noise_multiplier > 0.0:
         users = np.searchsorted(store.user_offsets, pool, side="right")
         of_each = np.bincount(users) if store.graph is None else store.graph.degrees(pool)
         if of_each.max(initial=0) > plan.units_per_user:
             raise ConfigError(
-                f"{where}: units_per_user = {plan.units_per_user}: a user has more in the pool; "
-                "give the most that one may have, and pool no more of anybody"
+                f"{where}: units_per_user = {plan.units_per_user}: a user has more units in the "
+                "pool; give the maximum per user, and keep the pool within it"
             )
 
 
 def _check_finite(plan: RoundPlan, config: Config) -> None:
-    """Raise `ConfigError` where there is noise and no ε, so that what has a price is covered."""
+    """Raise `ConfigError` if there is noise but no finite ε."""
     if plan.noise_multiplier == 0.0:
         return
     if (delta := config.privacy.delta) is None:
@@ -169,7 +169,7 @@ def _check_finite(plan: RoundPlan, config: Config) -> None:
 _SHUFFLED = (
     "Cohorts were taken in shuffled passes. The ε is that of Poisson sampling at the same rate, "
     "another mechanism, as the papers print it: it is hypothetical, not a guarantee for this run. "
-    'strategy.sampling.kind = "balanced" hears everybody once a pass too, and has one.'
+    'strategy.sampling.kind = "balanced" also uses every unit once a pass, and has a guarantee.'
 )
 
 
@@ -191,36 +191,36 @@ def private_plan(
     wrapper: Callable[[Executor, Draws], Executor] | None = None,
     priced_questions: tuple[str, ...] = (),
 ) -> RoundPlan:
-    """Return the plan of a strategy: its own fields as given, all others from the config.
+    """Return the plan of a strategy: the given fields, and all others from the config.
 
-    The noise multiplier is the config's, or the least that keeps its ε with this sampler.
+    The noise multiplier is the config's, or the smallest one that meets its ε with this sampler.
 
     Args:
         config: validated; `[privacy]`, `[server]` and `strategy.clip` are read here.
-        materials: what is trained on.
-        unit: what is sampled.
+        materials: model, texts and split to train on.
+        unit: unit of sampling.
         pool: (num_units,) the units' indices in the data.
-        population: the public number of units that rates and denominators use.
-        sampling: which units take part in a round.
-        task: what one unit computes.
-        estimator: turns a cohort's sum into an estimate; of the sampler's probability.
-        units_per_user: the most units of the pool that belong to one user.
-        owners: (num_units,) integers: the user that each unit belongs to; None: each its own.
-        assumptions: sentences that the guarantee rests on, for the report.
-        dropped: training examples that are left out, a count for each reason.
-        clip: by default that of `strategy.clip`.
-        wrapper: as of `RoundPlan`.
-        priced_questions: likewise.
+        population: public number of units, for rates and denominators.
+        sampling: chooses the units of a round.
+        task: computation of one unit.
+        estimator: turns a cohort's sum into an estimate; has the sampler's probability.
+        units_per_user: maximum number of pool units of one user.
+        owners: (num_units,) integers, the user of each unit; None if each unit has its own user.
+        assumptions: sentences for the report, on the assumptions of the guarantee.
+        dropped: number of training examples left out, per reason.
+        clip: the clip; None for that of `strategy.clip`.
+        wrapper: see `RoundPlan`.
+        priced_questions: see `RoundPlan`.
 
     Raises:
-        ConfigError: no clip or δ, an unreachable ε, an accountant or a relation without a proof
-            for this sampler.
+        ConfigError: the clip or δ is missing, ε is unreachable, or the accountant or the relation
+            has no proof for this sampler.
     """
     strategy = config.strategy
     if materials.store.graph is not None and not config.data.co_owned:
         raise ConfigError(
             "data.owners_column = None: the store has texts with several owners; set it, so that "
-            "all of them are promised something"
+            "the guarantee covers all owners"
         )
     clip = clip or build_clip(config, materials.model)
     matrix = noise_matrix(config, sampling)
@@ -228,7 +228,7 @@ def private_plan(
     noise = noise_multiplier(config, sampling, units_per_user)
     if isinstance(sampling, CyclicSampling) and matrix.feedback:
         assumptions = (*assumptions, matrix.in_words(relation_of(config).unit, sampling.groups))
-    if not any(re.match(rf"The number of [\w ]+, {population},", said) for said in assumptions):
+    if not any(re.match(rf"The number of [\w ]+, {population},", text) for text in assumptions):
         assumptions = (
             *assumptions,
             f"The number of {unit}s that rates and denominators use, {population}, is treated as "
@@ -268,7 +268,7 @@ def private_plan(
 
 
 def _with_rate(plan: RoundPlan, config: Config, materials: Materials, units: float) -> RoundPlan:
-    """Return the plan with the automatic learning rate's public numbers, if it has one."""
+    """Return the plan with the public inputs of the automatic learning rate, if it has one."""
     if not isinstance(plan.optimizer, AutomaticOptimizer) or not plan.noise_stddev:
         return plan
     length = config.data.sequence_length

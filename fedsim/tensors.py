@@ -1,7 +1,7 @@
-"""Parameters, updates and sums as one plain value: a dict from parameter name to tensor.
+"""Arithmetic on parameters, updates and sums: dicts from parameter name to tensor.
 
-Every function here is pure: it returns new tensors and leaves its arguments alone, except those
-whose underscore says that they write into their first argument.
+Functions return new tensors and do not change their arguments. Functions whose name ends in "_"
+write into their first argument.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ Tensors = Mapping[str, torch.Tensor]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-_PART = 2**16  # entries of a norm or a sum that are float64 at once
-_FEW = 2**22  # entries in all that one thread is done with as soon as many are
-# Entries of a sum that a thread adds at once, and those that are worth another thread: with fewer,
-# threads wait for one another.
+_PART = 2**16  # entries converted to float64 at a time, for a norm or a sum
+_FEW = 2**22  # total entries below which one thread is as fast as many
+# Entries that a thread adds at a time; entries per thread, as fewer make threads wait.
 _FOLDED, _A_THREADS = 2**17, 2**21
 
 
 def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-    """Return contiguous zeros with the names, shapes and devices of `layout`, and its dtypes.
+    """Return contiguous zeros with the names, shapes and devices of `layout`.
 
     Args:
-        layout: what they look like.
-        dtype: in place of the layout's.
+        layout: tensors to imitate.
+        dtype: dtype of the zeros; None for that of each tensor in `layout`.
     """
     return {
         name: torch.zeros_like(value, dtype=dtype, memory_format=torch.contiguous_format)
@@ -41,10 +40,10 @@ def zeros_like(layout: Tensors, dtype: torch.dtype | None = None) -> dict[str, t
 
 
 def block_of_zeros(layout: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return what `zeros_like` does, of a layout on one device, as views of one block of memory.
+    """Return the zeros of `zeros_like` as views of one block of memory.
 
-    What is made and freed in each round then leaves one hole, which the next is made in, and not
-    hundreds between what stays, which nothing quite fits.
+    All tensors of `layout` must be on one device. One block per round is easy to reuse; hundreds
+    of small blocks would fragment the memory.
     """
     sizes = [value.numel() for value in layout.values()]
     device = next(iter(layout.values())).device
@@ -56,7 +55,7 @@ def block_of_zeros(layout: Tensors, dtype: torch.dtype) -> dict[str, torch.Tenso
 
 
 def check_same_layout(expected: Tensors, given: Tensors) -> None:
-    """Raise `ValueError` unless both have the same names and, name by name, the same shapes."""
+    """Raise `ValueError` unless both have the same names and the same shape for each name."""
     if expected.keys() != given.keys():
         missing = sorted(expected.keys() - given.keys())
         unknown = sorted(given.keys() - expected.keys())
@@ -70,7 +69,7 @@ def check_same_layout(expected: Tensors, given: Tensors) -> None:
 
 
 def add(left: Tensors, right: Tensors) -> dict[str, torch.Tensor]:
-    """Return left + right, name by name; a different layout is a `ValueError`."""
+    """Return left + right, name by name; raise `ValueError` if the layouts differ."""
     check_same_layout(left, right)
     return {name: value + right[name] for name, value in left.items()}
 
@@ -83,9 +82,9 @@ def add_(total: dict[str, torch.Tensor], update: Tensors, factors: Mapping[str, 
 
 
 def as_float32_(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in float32, and use it up: a float64 one on the CPU is overwritten.
+    """Return a tensor in float32; a float64 tensor on the CPU is overwritten.
 
-    A copy of a table of words, the largest tensor of a model, would be memory at its peak.
+    A copy of the embedding table, the largest tensor of a model, would raise peak memory.
 
     Examples:
         >>> as_float32_(torch.tensor([1.5, -2.0]).double())
@@ -97,7 +96,7 @@ def as_float32_(value: torch.Tensor) -> torch.Tensor:
     narrow = wide.view(torch.float32)[: len(wide)]
     narrow[:_PART] = wide[:_PART].float()
     done = _PART
-    while done < len(wide):  # as many again: these lie behind where they are written to
+    while done < len(wide):  # each step doubles: its reads lie behind its writes in memory
         more = slice(done, 2 * done)
         narrow[more] = wide[more]
         done *= 2
@@ -105,10 +104,10 @@ def as_float32_(value: torch.Tensor) -> torch.Tensor:
 
 
 def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
-    """Add `sums`, one after the other, into `total` (float64), and return the L2 norm of each.
+    """Add each of `sums` into `total` (float64), in order, and return the L2 norm of each.
 
-    All are on the CPU. Part by part, which stays in the cache, by threads: memory is passed over
-    once, and the total's bits depend neither on the parts nor on the threads.
+    All tensors are on the CPU. Threads work on parts that fit in the cache, so memory is read once.
+    The bits of the total do not depend on the parts or the threads.
 
     Examples:
         >>> total = {"w": torch.zeros(2).double()}
@@ -123,17 +122,17 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
         (value.view(-1), [given[name].contiguous().view(-1) for given in sums])
         for name, value in total.items()
     ]
-    size = _FOLDED * max(1, torch.get_num_threads() // 4)  # many wait for each other's Python
+    size = _FOLDED * max(1, torch.get_num_threads() // 4)  # larger parts: less waiting for the GIL
     parts = [
         (whole[start : start + size], [given[start : start + size] for given in added])
         for whole, added in flat
         for start in range(0, len(whole), size)
     ]
 
-    def work(of_a_thread: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
+    def work(share: Sequence[tuple[torch.Tensor, list[torch.Tensor]]]) -> list[list[float]]:
         double = torch.empty(size, dtype=torch.float64)
         norms: list[list[float]] = [[] for _ in sums]
-        for whole, added in of_a_thread:
+        for whole, added in share:
             for given, lengths in zip(added, norms, strict=True):
                 wide = double[: len(given)].copy_(given)
                 lengths.append(math.sqrt(float(torch.dot(wide, wide))))
@@ -150,10 +149,12 @@ def fold_(total: Tensors, sums: Sequence[Tensors]) -> list[float]:
 def by_threads(
     work: Callable[[Sequence[_Item]], _Result], items: Sequence[_Item], entries: int
 ) -> list[_Result]:
-    """Return what `work` returns for each thread's share of items that have so many entries.
+    """Return the results of `work`, one per thread, each on that thread's share of `items`.
 
-    There are as many threads as torch has, or fewer where entries are few. Each of torch's
-    operations has one of them.
+    Args:
+        work: function of a share of the items.
+        items: items to divide among threads.
+        entries: total number of entries of the items; few entries get fewer threads than torch has.
     """
     threads = min(torch.get_num_threads(), 1 + entries // _A_THREADS)
     with one_thread_an_operation():
@@ -164,10 +165,10 @@ def by_threads(
 
 
 def threads_by_size(tensors: Tensors) -> AbstractContextManager[None]:
-    """Give torch's operations on tensors one thread inside the block where entries are few in all.
+    """Limit torch to one thread inside the block if `tensors` have few entries in total.
 
-    Cut among threads, each of them would wait for a thread to wake: milliseconds, where another
-    process has its core or where sixteen are there.
+    With few entries, the threads take longer to wake than to compute: up to milliseconds on a busy
+    machine or one with many cores.
     """
     few = sum(value.numel() for value in tensors.values()) < _FEW
     return one_thread_an_operation() if few else nullcontext()
@@ -175,7 +176,7 @@ def threads_by_size(tensors: Tensors) -> AbstractContextManager[None]:
 
 @contextmanager
 def one_thread_an_operation() -> Iterator[None]:
-    """Keep torch from cutting an operation among threads, which have a part each already."""
+    """Limit each torch operation to one thread inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -197,8 +198,8 @@ def scale(tensors: Tensors, factor: float) -> dict[str, torch.Tensor]:
 def l2_norm(tensors: Tensors) -> float:
     """Return the L2 norm over all entries of all tensors, summed in float64.
 
-    Float64 because a clip decides by this number: a float32 sum of many squares can read
-    low by more than the rounding that the clip allows for. An empty dict has norm 0.
+    Clips depend on this norm: a float32 sum of many squares can be too small by more than the
+    rounding margin of a clip. An empty dict has norm 0.
 
     Examples:
         >>> l2_norm({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0, 4.0]])})
@@ -213,7 +214,7 @@ def l2_norms(tensors: Tensors) -> list[float]:
 
 
 def _norms(tensors: Tensors) -> list[list[float]]:
-    """Return the norms of parts of each tensor; a GPU is waited for once, not for each."""
+    """Return the norms of parts of each tensor; synchronise a GPU only once."""
     if tensors and not any(value.is_cpu for value in tensors.values()):
         norms = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in tensors.values()]
         return [[norm] for norm in torch.stack(norms).tolist()]
@@ -221,10 +222,10 @@ def _norms(tensors: Tensors) -> list[list[float]]:
 
 
 def _norms_of_parts(value: torch.Tensor) -> list[float]:
-    """Return the norms of parts of a tensor that stay in the cache while they become float64.
+    """Return the norms of cache-sized parts of a tensor, each converted to float64.
 
-    Torch converts and adds in one loop without vector instructions, which takes four times as long,
-    and one sum over 10⁹ equal entries is low by 2·10⁻⁹.
+    Torch's norm of a whole tensor converts and adds without vector instructions and takes four
+    times as long. Its sum over 10⁹ equal entries is too small by 2·10⁻⁹.
     """
     if value.numel() <= _PART:
         return [float(torch.linalg.vector_norm(value, dtype=torch.float64))]
@@ -237,8 +238,8 @@ def _norms_of_parts(value: torch.Tensor) -> list[float]:
 def all_finite(tensors: Tensors) -> bool:
     """Return whether no entry is NaN or infinite."""
     filled = [value for value in tensors.values() if value.numel()]
-    ends = (end for value in filled for end in torch.aminmax(value))  # a NaN is both of them
-    if filled and not any(value.is_cpu for value in filled):  # a GPU is waited for once
+    ends = (end for value in filled for end in torch.aminmax(value))  # a NaN becomes both ends
+    if filled and not any(value.is_cpu for value in filled):  # synchronise a GPU only once
         return bool(torch.stack([end.double() for end in ends]).isfinite().all())
     return all(math.isfinite(float(end)) for end in ends)
 
@@ -246,9 +247,9 @@ def all_finite(tensors: Tensors) -> bool:
 def parameters_digest(tensors: Tensors) -> str:
     """Return a SHA-256 (hex) of the names, shapes, dtypes and bits of tensors.
 
-    The order of the dict, the device and the strides do not matter; -0.0 and 0.0 differ. One
-    tensor at a time is on the CPU, and none is copied there that is contiguous already. One of
-    bfloat16 counts as the same numbers in float32: frozen weights may be kept in either.
+    The digest ignores the order of the dict, the device and the strides; -0.0 and 0.0 differ. A
+    bfloat16 tensor has the digest of the same numbers in float32, as frozen weights may be kept in
+    either. Tensors move to the CPU one at a time; contiguous CPU tensors are not copied.
 
     Examples:
         >>> parameters_digest({"a": torch.zeros(2)}) == parameters_digest({"a": torch.zeros(2, 1)})

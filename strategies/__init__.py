@@ -1,7 +1,7 @@
-"""Strategies: builders of round plans, from a config and its materials.
+"""Strategies: build round plans from a config and its materials.
 
-Start at `uls.py` (user-level sampling; `els.py` is example-level sampling): a strategy says what is
-sampled, which task computes, and how sums are estimated; `fedsim/strategy.py` fills in the rest
-from the config. `flower/` is a strategy for Flower apps of your own.
-Imports `fedsim`, never `clients`: tasks are named.
+Start with `uls.py` (user-level sampling) or `els.py` (example-level sampling). A strategy chooses
+the sampled unit, the task and the estimator; `fedsim/strategy.py` fills in the rest from the
+config. `flower/` is a strategy for your own Flower apps.
+Imports `fedsim`, never `clients`: tasks are referred to by name.
 """

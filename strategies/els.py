@@ -30,12 +30,12 @@ class ExampleStrategyConfig(StrategyConfig):
     batch_size: Positive | None = None
     """Expected number of examples per round."""
     bounding: Literal["greedy", "random", "linear-program"] | None = None
-    """For texts with several owners: how to choose examples so that no owner has more than
-    `group_size`, in the order of `selection`; left out, "greedy"."""
+    """For texts with several owners: the rule that keeps at most `group_size` examples per owner,
+    in the order of `selection`; by default "greedy"."""
 
 
 class ExampleLevelSampling:
-    """Coins on the pooled examples, each clipped; a user has at most group_size of them."""
+    """Sample and clip single examples of a pool with at most group_size examples per user."""
 
     options = ExampleStrategyConfig
 
@@ -43,13 +43,13 @@ class ExampleLevelSampling:
     def build(config: Config, materials: Materials) -> RoundPlan:
         """Return the plan.
 
-        One user moves Binomial(group_size, p) clipped examples in a round, which is what the
-        mixture-of-Gaussians cost says (Theorem 1). Where texts have several owners the pool has at
-        most group_size examples of each (`fedsim.data.bounding`), and the same holds for every
-        owner.
+        One user contributes Binomial(group_size, p) clipped examples to a round; the
+        mixture-of-Gaussians cost assumes this (Theorem 1). If texts have several owners, the pool
+        has at most group_size examples per owner (`fedsim.data.bounding`), so the same holds for
+        every owner.
 
         Raises:
-            ConfigError: batch_size missing or over the pool, a clipped denominator.
+            ConfigError: batch_size is missing or exceeds the pool, or the denominator is clipped.
         """
         strategy = cast(ExampleStrategyConfig, config.strategy)
         _check_owners(config, strategy)
@@ -87,7 +87,7 @@ class ExampleLevelSampling:
 
 
 def _check_owners(config: Config, strategy: ExampleStrategyConfig) -> None:
-    """Raise `ConfigError` where a choice of texts with several owners has no proof."""
+    """Raise `ConfigError` if the choice of examples has no proof for these owners."""
     if not config.data.co_owned:
         key = "selection" if strategy.selection == "least-demand" else "bounding"
         if key == "selection" or strategy.bounding is not None:
@@ -97,22 +97,21 @@ def _check_owners(config: Config, strategy: ExampleStrategyConfig) -> None:
             )
     elif strategy.selection in ("highest-perplexity", "lowest-perplexity"):
         raise ConfigError(
-            f'strategy.selection = "{strategy.selection}": what one owner wrote would decide which '
-            'texts of others are kept; take "random" or "least-demand"'
+            f'strategy.selection = "{strategy.selection}": the text of one owner would decide '
+            'which texts of others are kept; take "random" or "least-demand"'
         )
 
 
 def _public_graph(config: Config) -> tuple[str, ...]:
-    """Return what a guarantee for every owner of a text rests on; () where each has one owner."""
+    """Return the assumptions of a guarantee for owners; () if every text has one owner."""
     if not config.data.co_owned:
         return ()
     lengths = "their lengths, " if config.strategy.selection in ("longest", "shortest") else ""
-    writer = "for a user who wrote it, and for others "
-    if config.data.users_from == config.data.owners_column:  # nobody is named as its writer
-        writer = "for everybody "
+    owners = "its user and the other owners that the data name"
+    if config.data.users_from == config.data.owners_column:  # the data name no writer
+        owners = "all owners that the data name"
     return (
-        f"The guarantee is for every owner of any text: {writer}"
-        "whom the data name as its owners. Who owns which of the prepared texts, "
-        f"{lengths}and how many examples each is cut into, is public and the same in both "
-        "neighbours; in the other, every text that one owner co-owns is blank.",
+        f"The guarantee is for every owner of any text: {owners}. The owners of each prepared "
+        f"text, {lengths}and the number of examples that it is cut into are public. They are the "
+        "same in the neighbour, where every text that one owner co-owns is blank.",
     )

@@ -11,14 +11,14 @@ _BLACK_BOX = "group-privacy"
 
 
 class GroupPrivacy:
-    """The plan of els, by the black-box accountant unless `privacy.accountant` is given.
+    """The plan of els, priced by the black-box accountant unless `privacy.accountant` is set.
 
-    The algorithm is that of els: at most `group_size` = k records a user, pooled, coins on records,
-    each record's gradient clipped. What differs is the price: ε₁ of one record becomes k ε₁
-    (Vadhan 2017, Lemma 2.2), whatever the mechanism. The tight price of this mechanism, which the
-    final version of the paper takes (App. B.3), is `accountant = "mixture"`: then it is els.
+    The algorithm is that of els: pool at most `group_size` = k records per user, sample records,
+    and clip the gradient of each. Only the price differs: ε₁ of one record becomes k ε₁ (Vadhan
+    2017, Lemma 2.2), for any mechanism. `accountant = "mixture"` gives the tight price, as in the
+    final version of the paper (App. B.3); the strategy is then the same as els.
 
-    A user with fewer than k records brings those; the paper's code repeats them up to k.
+    A user with fewer than k records contributes all of them; the paper's code repeats them up to k.
     """
 
     options = ExampleStrategyConfig
@@ -28,7 +28,7 @@ class GroupPrivacy:
         """Return the plan.
 
         Raises:
-            ConfigError: what els refuses.
+            ConfigError: els refuses the config.
         """
         chosen = config.privacy.accounted_by or _BLACK_BOX
         privacy = config.privacy

@@ -1,4 +1,4 @@
-"""The same loop without clip and noise: the utility of training without a guarantee."""
+"""Training without clip and noise, as a baseline without a guarantee."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedsim.strategies.uls import UserStrategyConfig
 
 
 class NonPrivateConfig(UserStrategyConfig, ExampleStrategyConfig):
-    """Keys of user-level and of example-level sampling, so that another's config serves as it is.
+    """Keys of user-level and example-level sampling, so that configs of both work unchanged.
 
-    `[privacy]`, `clip`, `estimator` and `sampling` are not read.
+    `[privacy]`, `clip`, `estimator` and `sampling` are ignored.
     """
 
     selection: SelectionRule = "random"  # type: ignore[assignment]
@@ -35,7 +35,7 @@ class NonPrivateConfig(UserStrategyConfig, ExampleStrategyConfig):
 
 
 class NonPrivate:
-    """`cohort_size` draws users, as uls does, `batch_size` any examples; without a guarantee."""
+    """Sample users with `cohort_size`, or examples with `batch_size`, without a guarantee."""
 
     options = NonPrivateConfig
 
@@ -44,7 +44,7 @@ class NonPrivate:
         """Return the plan.
 
         Raises:
-            ConfigError: not exactly one of cohort_size and batch_size, or too large a one.
+            ConfigError: both or neither of cohort_size and batch_size are set, or it is too large.
         """
         strategy = cast(NonPrivateConfig, config.strategy)
         split = materials.split

@@ -26,12 +26,12 @@ class UserStrategyConfig(StrategyConfig):
     cohort_size: Positive | None = None
     """Expected number of users per round."""
     user_weight_cap: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Weigh a user's update by min(number of their examples / cap, 1); left out, all users weigh
-    the same."""
+    """Weight a user's update by min(number of the user's examples / cap, 1); by default all users
+    have the same weight."""
 
 
 class UserLevelSampling:
-    """Coins on users, one clipped update a user, sensitivity of one user."""
+    """Sample users, with one clipped update per user."""
 
     options = UserStrategyConfig
 
@@ -39,11 +39,12 @@ class UserLevelSampling:
     def build(config: Config, materials: Materials) -> RoundPlan:
         """Return the plan.
 
-        The total weight W of the fixed denominator is the public number of users: an upper bound
-        where users are weighted by min(n_k/ŵ, 1), so the true weights stay private.
+        The total weight W of the fixed denominator is the public number of users. With weights
+        min(n_k/ŵ, 1) it is an upper bound, so the true weights stay private.
 
         Raises:
-            ConfigError: cohort_size missing or over the population, no δ, an unreachable ε.
+            ConfigError: cohort_size is missing or exceeds the population, δ is missing, or ε is
+                unreachable.
         """
         declared, counted = config.privacy.declared_num_users, materials.split.num_users
         num_users, sentence = public_size(

@@ -1,19 +1,19 @@
 """Accounting: from the mechanism of a round to the (ε, δ) of a run.
 
-events.py        the cost of one round, as a value
-accountants.py   rounds to ε or δ, by name; the methods are in methods/
-trade_off.py     bounds on any attacker, from every (ε, δ) at once
-calibration.py   the least noise that keeps a promised ε
-ledger.py        every release of a run, as a round charges it (fedsim/round.py); budget.py says
-                 how many rounds an (ε, δ) still pays for
+events.py        the cost of one round
+accountants.py   compute ε or δ of rounds, by an accountant's name; methods/ has the accountants
+trade_off.py     bounds on any attacker, from all (ε, δ) pairs
+calibration.py   find the smallest noise multiplier for an ε
+ledger.py        all releases of a run, charged by fedsim/round.py
+budget.py        ε left, and the number of rounds that still fit
 search.py        the cost of choosing the best of several runs
 privacy_filter.py  a budget for runs that are chosen after looking at earlier ones
-statement.py     an ε with everything that it must be said with, in words and as JSON
-promise.py       that beside a model's weights, and whether it still holds
-earlier_training.py  the promise that a starting point has itself
+statement.py     the privacy statement: an ε with all its terms, in words and as JSON
+promise.py       privacy.json: the statement beside a model's weights, and its verification
+earlier_training.py  statements on a model's earlier training
 
 Imports samplers and `seeding`, never `data`, `runner` or `report`.
 """
 
 PROMISE = "privacy.json"
-"""A model's promise, beside its weights: see promise.py. Who only looks for it loads nothing."""
+"""Name of the file with a model's privacy statement; defined here so that its use is cheap."""

@@ -1,8 +1,8 @@
 """Accountants by name: ε, δ and ε curves of composed rounds.
 
-All numbers are upper bounds under a named neighbouring relation. The error of floating point is
-bounded by a model of it (`composition.py`), not by a proof. Every function takes an accountant by
-name, or None for the default of the mechanism; and a relation, or None for the sampler's own.
+All numbers are upper bounds under a named neighbouring relation. A model bounds the rounding error
+(`composition.py`); this bound is not proved. Every function takes an accountant by name, or None
+for the mechanism's default; and a relation, or None for the sampler's default.
 """
 
 from __future__ import annotations
@@ -24,28 +24,27 @@ from fedsim.errors import ConfigError, about
 from fedsim.registry import part
 from fedsim.sampling import Relation
 
-# A δ that is no more than this is not looked at closely. A noise multiplier above this is taken to
-# be this, which costs more: grids of losses have a least width.
-_NOTHING = 1e-30
+_NOTHING = 1e-30  # a total variation below this needs no accountant
+# Larger noise multipliers are priced as this one, which is safe: loss grids have a minimum width.
 _MOST_NOISE = 1e5
-_OF_SHIFT = 1e-3  # δ near which a trial's profile decides what a search adds
+_OF_SHIFT = 1e-3  # δ at which a trial's profile is exact for `Search.shift`
 
 
 @lru_cache(maxsize=64)
 def accountant_of(name: str) -> Accountant:
-    """Return an accountant by name; behind the name there may be its own keys, as JSON.
+    """Return an accountant by name; its own keys may follow the name, as JSON.
 
     Raises:
-        ConfigError: no package registered it, or it does not take such keys.
+        ConfigError: the name is not registered, or the accountant refuses the keys.
 
     Examples:
         >>> accountant_of("pld").name
         'pld'
     """
     bare, _, keys = name.partition(" ")
-    found = part("accountants", bare, "accountant")
+    loaded = part("accountants", bare, "accountant")
     with about(f"accountant = {name!r}: ", (TypeError, ValueError)):
-        built: Accountant = found.build(name, **json.loads(keys or "{}"))
+        built: Accountant = loaded.build(name, **json.loads(keys or "{}"))
     return built
 
 
@@ -56,13 +55,13 @@ def choose(
 ) -> tuple[Accountant, Relation]:
     """Return the accountant and the relation for these rounds, by name or by default.
 
-    No name means the sampler's own accountant, as "rdp" for a fixed cohort size; else "pld" for one
-    unit per user and "mixture" for more. There "pld" is another word for "mixture", which is the
-    PLD of that mechanism. No relation means add-or-remove-one, or replace-one if a sampler does not
+    Without a name, the sampler's own accountant is used, such as "rdp" for a fixed cohort size.
+    Otherwise it is "pld" for one unit per user and "mixture" for more; "pld" then also means
+    "mixture". Without a relation, it is add-or-remove-one, or replace-one if a sampler does not
     hide the number of units.
 
     Raises:
-        ConfigError: an unknown name, or what the accountant cannot prove.
+        ConfigError: the name is unknown, or the accountant has no proof for these rounds.
 
     Examples:
         >>> from fedsim.sampling import FixedSizeSampling, PoissonSampling
@@ -81,8 +80,8 @@ def choose(
     searches = [cost.search for cost in costs if cost.search is not None]
     if searches and len(set(costs)) > 1:
         raise ConfigError(
-            f"accountant = {name!r}: the best of several runs has a price of its own, which is "
-            "composed with no other; a shared ledger adds such prices up"
+            f"accountant = {name!r}: the price of the best of several runs cannot be composed "
+            "with other prices; a shared ledger adds such prices up"
         )
     if accountant is None and any(one.stopping == "poisson" for one in searches):
         name = "rdp"
@@ -96,7 +95,7 @@ def choose(
 
 
 def _refusal(accountant: Accountant, cost: RoundCost, relation: Relation) -> str | None:
-    """Return why the accountant cannot price a round, or the search that it is of, or None."""
+    """Return why the accountant cannot price a round or its search, or None."""
     if cost.noise_multiplier and cost.kind_of_event is dp_accounting.NonPrivateDpEvent:
         return f"{cost.sampling.kind!r} sampling states no event, so there is no ε"
     if cost.search is None:
@@ -118,7 +117,7 @@ def epsilon(
     accountant: str | None = None,
     relation: Relation | None = None,
 ) -> float:
-    """Return the smallest ε the accountant certifies for `rounds` rounds at `delta`.
+    """Return the smallest ε that the accountant certifies for `rounds` rounds at `delta`.
 
     | case | result |
     |---|---|
@@ -149,7 +148,7 @@ def delta(
     accountant: str | None = None,
     relation: Relation | None = None,
 ) -> float:
-    """Return the smallest δ the accountant certifies for `rounds` rounds at `epsilon` >= 0.
+    """Return the smallest δ that the accountant certifies for `rounds` rounds at `epsilon` >= 0.
 
     No rounds cost 0; a noise multiplier of 0 gives 1.
 
@@ -164,13 +163,13 @@ def delta(
     """
     if not epsilon >= 0.0:
         raise ConfigError(f"epsilon = {epsilon!r}: give a number >= 0")
-    found, costs, at = 1e-9, [(cost, rounds)], np.array([epsilon])
-    for _ in range(2):  # the second time on a grid that is fine enough for this δ
-        profile = profile_of_composition(costs, found, accountant, relation)
-        found = float(profile(at)[0])
-        if not 0.0 < found < 1.0:
+    estimate, costs, at = 1e-9, [(cost, rounds)], np.array([epsilon])
+    for _ in range(2):  # the second pass uses a grid that is fine enough for this δ
+        profile = profile_of_composition(costs, estimate, accountant, relation)
+        estimate = float(profile(at)[0])
+        if not 0.0 < estimate < 1.0:
             break
-    return found
+    return estimate
 
 
 def epsilon_of_composition(
@@ -179,9 +178,9 @@ def epsilon_of_composition(
     accountant: str | None = None,
     relation: Relation | None = None,
 ) -> float:
-    """Return ε of rounds that need not cost the same, as pairs of a cost and its count.
+    """Return ε of rounds with different costs, given as pairs of a cost and its count.
 
-    Edge cases and errors as for `epsilon`; the accountant must suit every one of the costs.
+    Edge cases and errors as for `epsilon`; the accountant must have a proof for every cost.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling
@@ -190,7 +189,7 @@ def epsilon_of_composition(
         >>> round(epsilon_of_composition(costs, delta=1e-6), 2)
         0.97
     """
-    chosen, relation, parts = _asked(costs, delta, accountant, relation)
+    chosen, relation, parts = _checked(costs, delta, accountant, relation)
     if not parts:
         return 0.0
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
@@ -206,18 +205,18 @@ def profile_of_composition(
     accountant: str | None = None,
     relation: Relation | None = None,
 ) -> Profile:
-    """Return δ as a function of ε for rounds that need not cost the same; upper bounds.
+    """Return δ as a function of ε for rounds with different costs; upper bounds.
 
     Args:
-        costs: pairs of a cost and its count; no rounds cost nothing.
-        delta: where the function is as exact as `epsilon`, in (0, 1).
+        costs: pairs of a cost and its count; may be empty.
+        delta: δ near which the function is as exact as `epsilon`, in (0, 1).
         accountant: as in `epsilon`.
         relation: as in `epsilon`.
 
     Raises:
         ConfigError: as `epsilon`.
     """
-    chosen, relation, parts = _asked(costs, delta, accountant, relation)
+    chosen, relation, parts = _checked(costs, delta, accountant, relation)
     if not parts:
         return np.zeros_like
     if any(cost.noise_multiplier == 0.0 for cost, _ in parts):
@@ -227,11 +226,11 @@ def profile_of_composition(
     return _profile(chosen, _resolved(parts), delta, relation)
 
 
-@lru_cache(maxsize=256)  # runs of a sweep share their costs, and a run asks more than once
+@lru_cache(maxsize=256)  # a run needs the same ε several times, and runs of a sweep share costs
 def certified(
     chosen: Accountant, costs: tuple[tuple[RoundCost, int], ...], delta: float, relation: Relation
 ) -> float:
-    """Return ε, also of a search for the best of several runs: `fedsim.accounting.search`."""
+    """Return ε of some rounds, or of searches for the best run (`fedsim.accounting.search`)."""
     cost, rounds = costs[0]
     if cost.search is None:
         return chosen.epsilon(costs, delta, relation)
@@ -260,7 +259,7 @@ def _profile(chosen: Accountant, costs: Composition, delta: float, relation: Rel
 
 
 def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
-    """Return what the search adds to ε: see `Search.shift`."""
+    """Return the amount that a search adds to ε; see `Search.shift`."""
     if cost.search is None:
         return 0.0
     of_trial = chosen.profile(_resolved(cost.trial), _OF_SHIFT, relation)
@@ -268,44 +267,44 @@ def _shift(chosen: Accountant, cost: RoundCost, relation: Relation) -> float:
 
 
 def total_variation(costs: Composition) -> float:
-    """Return a bound on the total variation, which is the δ at ε = 0; inf where none is known.
+    """Return a bound on the total variation, that is, δ at ε = 0; inf if no bound is known.
 
-    Each round, of cyclic sampling each turn, a user's coins fall with probability at most
-    units · q, and then what is released moves by at most 2 units of sensitivity, replacing and
-    displacing included, which is erf(2 units/(z√8)) in total variation; the rounds add up. Or all
-    rounds together, as if every coin had fallen, are one Gaussian mechanism. Where this is below δ
-    no accountant is asked: its grid would have no width.
+    Returns the smaller of two bounds. First: in each round (for cyclic sampling, in each turn) a
+    user takes part with probability at most units · q. The release then moves by at most 2 units
+    times the bound, including replacement and displacement: erf(2 units/(z√8)) in total variation.
+    The rounds add up. Second: if users took part in all rounds, the run would be one Gaussian
+    mechanism. If the result is at most δ, ε is 0; an accountant's grid would have no width.
     """
     if any(not cost.sampling.sums_alone or cost.search is not None for cost, _ in costs):
         return math.inf
     shifts = [2.0 * cost.units_per_user / cost.noise_multiplier for cost, _ in costs]
     apart = [math.erf(shift / math.sqrt(8.0)) for shift in shifts]
     coins = [cost.coins(rounds) for cost, rounds in costs]
-    fell = [
+    drawn = [
         cost.units_per_user * rate * times
         for (cost, _), (rate, times) in zip(costs, coins, strict=True)
     ]
     together = math.hypot(
         *(shift * math.sqrt(times) for shift, (_, times) in zip(shifts, coins, strict=True))
     )
-    one_by_one = math.fsum(map(operator.mul, fell, apart))
+    one_by_one = math.fsum(map(operator.mul, drawn, apart))
     return min(1.0001 * one_by_one, math.erf(together / math.sqrt(8.0)))
 
 
-def _asked(
+def _checked(
     costs: Composition, delta: float, accountant: str | None, relation: Relation | None
 ) -> tuple[Accountant, Relation, Composition]:
-    """Return accountant and relation, and each cost once, with all its rounds."""
+    """Check the arguments; return the accountant, the relation and the merged costs."""
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"delta = {delta!r}: give a number in (0, 1)")
     for _, rounds in costs:
-        if not rounds >= 0 or rounds % 1:  # a NaN too
+        if not rounds >= 0 or rounds % 1:  # also true for NaN
             raise ConfigError(f"rounds = {rounds!r}: give an integer >= 0")
     return (*choose([cost for cost, _ in costs], accountant, relation), merged(costs))
 
 
 def _resolved(costs: Composition) -> Composition:
-    """Return costs that are no less, and that a grid of losses can hold."""
+    """Return the costs with noise limited to `_MOST_NOISE`; they are never lower."""
     return [
         (replace(cost, noise_multiplier=min(cost.noise_multiplier, _MOST_NOISE)), rounds)
         for cost, rounds in costs

@@ -14,16 +14,16 @@ from fedsim.sampling import Relation
 
 @dataclass(frozen=True)
 class Budget:
-    """An (ε, δ) that all releases together must keep, by one accountant under one relation.
+    """An (ε, δ) limit on all releases together, by one accountant under one relation.
 
-    Rounds need not cost the same: a run resumed with other settings, or rounds at another noise
-    multiplier, are composed with what the ledger holds.
+    Rounds may have different costs, for example in a run resumed with other settings. They are
+    composed with the releases in the ledger.
 
     Attributes:
-        epsilon: the most that may be spent, > 0.
-        delta: at which it is computed, in (0, 1).
-        accountant: its name, or None for the mechanism's default.
-        relation: the neighbouring relation, or None for the sampler's own.
+        epsilon: maximum ε, > 0.
+        delta: δ of that ε, in (0, 1).
+        accountant: name of the accountant; None for the mechanism's default.
+        relation: neighbouring relation; None for the sampler's default.
 
     Raises:
         ConfigError: ε or δ is outside its range.
@@ -57,17 +57,16 @@ class Budget:
         return ledger.epsilon(self.delta, self.accountant, self.relation)
 
     def affordable(self, ledger: Ledger, cost: RoundCost, at_most: int) -> int:
-        """Return how many further rounds of this cost fit, `at_most` at most.
+        """Return how many more rounds of this cost fit, up to `at_most`.
 
-        ε grows with every round, so it is computed once if all fit, else some log2(at_most)
-        times.
+        Computes ε once if all rounds fit, else about log2(at_most) times, as ε grows with rounds.
         """
         if self._fits(ledger, cost, at_most):
             return at_most
         too_many = bisect_left(
             range(at_most), True, key=lambda rounds: not self._fits(ledger, cost, rounds)
         )
-        return max(0, too_many - 1)  # 0 rounds may be too many: the ledger is overspent
+        return max(0, too_many - 1)  # an overspent ledger has too_many = 0
 
     def _fits(self, ledger: Ledger, cost: RoundCost, rounds: int) -> bool:
         costs = [*ledger.costs, (cost, rounds)]

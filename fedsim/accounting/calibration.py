@@ -1,7 +1,7 @@
-"""Calibrate the smallest noise multiplier that keeps an (ε, δ), with few evaluations of ε.
+"""Find the smallest noise multiplier that meets an (ε, δ), with few evaluations of ε.
 
-Guess by the central limit theorem, then take secant steps in log σ, where log ε is nearly
-straight, inside what is known to be too little and enough noise.
+The first guess comes from the central limit theorem. Secant steps in log σ follow, as log ε is
+nearly linear in it. They stay between a noise known to be too small and one known to be enough.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedsim.errors import ConfigError, about
 from fedsim.sampling import Relation, Sampling, binomial_probabilities
 from fedsim.utils.cache import remembered
 
-_DIGITS = 5  # of the returned noise multiplier: a step of at most 1e-4 of its value
-_SLACK = 4e-4  # an ε this close below the target, relatively, ends the search
-_SMALLEST = 0.05  # least noise considered: below, privacy is nominal and the PLDs are huge
-_MOST = 1e4  # noise with which rounds cost next to nothing
-_SECANT_STEPS = 8  # then strides of e, and bisection: log ε was not nearly straight after all
+_DIGITS = 5  # significant digits of the result: a step of at most 1e-4 of its value
+_SLACK = 4e-4  # stop when ε is below the target by at most this relative amount
+_SMALLEST = 0.05  # smallest noise considered: below, privacy is nominal and the PLDs are huge
+_MOST = 1e4  # noise at which rounds cost almost nothing
+_SECANT_STEPS = 8  # afterwards steps by a factor of e, and bisection
 
 
 def calibrate_noise_multiplier(
@@ -44,16 +44,15 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Return the smallest noise multiplier whose `rounds` rounds are (epsilon, delta)-DP.
 
-    The result has five significant digits and is on the safe side: its own ε, by the same
-    accountant, was computed and is at most `epsilon`, and at least `epsilon` * (1 - 2e-3),
-    unless the result is 0.05: less noise than that is not considered.
-    With a search the ε is that of the whole search; `beside` are other releases, which have their
-    price whatever the noise is.
-    Results are remembered under `fedsim.utils.files.cache_dir()`.
+    The result has five significant digits and is on the safe side: the same accountant computed its
+    ε, which is at most `epsilon`. It is also at least `epsilon` * (1 - 2e-3), unless the result is
+    0.05, the smallest noise considered.
+    With a search, ε is that of the whole search. `beside` are other releases at a fixed price.
+    Results are cached under `fedsim.utils.files.cache_dir()`.
 
     Raises:
-        ConfigError: an argument out of range, an unsuitable accountant, a delta that needs no
-            noise at all, or a target that the accountant cannot certify with any noise.
+        ConfigError: an argument is out of range, the accountant is unsuitable, delta is so large
+            that no noise is needed, or no noise reaches the target.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling
@@ -93,13 +92,13 @@ def calibrate_noise_multiplier(
             if beside or search is not None:
                 raise ConfigError(
                     f"epsilon = {epsilon}, delta = {delta}: cannot be kept with any noise of the "
-                    f"rounds: what is released beside them costs {spent(_MOST):.4g} alone; give "
+                    f"rounds: the releases beside them already cost {spent(_MOST):.4g}; give "
                     f"the scores more noise{', make fewer trials,' if search else ''} or give a "
                     "larger epsilon"
                 )
             raise ConfigError(
                 f"epsilon = {epsilon}, delta = {delta}: accountant {chosen.name!r} cannot certify "
-                "this with any noise that was tried; give fewer rounds, a larger delta (a PLD "
+                "this with any noise; give fewer rounds, a larger delta (a PLD "
                 "resolves about 1e-22 a round) or a larger epsilon"
             )
         return noise_multiplier
@@ -108,9 +107,9 @@ def calibrate_noise_multiplier(
 
 
 def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
-    """Raise if delta covers the chance that a user is drawn at all: any noise would do then."""
+    """Raise if delta is at least the probability that a user is ever drawn: it needs no noise."""
     if cost.sampling.accountant == "random-allocation":
-        return  # then a user is drawn for certain
+        return  # every user is drawn with certainty
     probability, times = cost.coins(rounds)
     if probability == 1.0:
         return
@@ -118,8 +117,8 @@ def _refuse_empty_promise(cost: RoundCost, rounds: int, delta: float) -> None:
     drawn = -math.expm1(coins * math.log1p(-probability))
     if delta >= drawn:
         raise ConfigError(
-            f"delta = {delta}: at least the probability {drawn:.3g} that a user is drawn at all, "
-            "so it promises nothing; give a smaller delta"
+            f"delta = {delta}: is at least {drawn:.3g}, the probability that a user is ever drawn, "
+            "so it gives no protection; give a smaller delta"
         )
 
 
@@ -130,13 +129,12 @@ def least_noise(
     target: float,
     delta: float,
 ) -> float | None:
-    """Return the smallest five-digit noise multiplier with ε <= target; None if none reaches it.
+    """Return the smallest five-digit noise multiplier with ε <= target; None if none exists.
 
-    The search ends once ε lies within `_SLACK` below the target, or no five-digit number is
-    left between too little and enough.
+    Stops once ε is within `_SLACK` below the target, or the bounds have no five-digit number
+    between them.
     """
-    # Noise that does without amplification is an upper end, if replacing (2) is paid for and
-    # rounding has room (2).
+    # Upper end: noise without amplification, times 2 for replacing and 2 for rounding.
     gaussian = float(dp_accounting.get_sigma_gaussian(target, delta))
     largest = max(4.0 * unit_noise.units_per_user * math.sqrt(rounds) * gaussian, _SMALLEST)
     guess = _central_limit_guess(unit_noise, rounds, target, delta, largest)
@@ -145,7 +143,7 @@ def least_noise(
     previous: tuple[float, float] | None = None
     for count in itertools.count(1):
         value = spent(noise)
-        # ε reaches 0 at a finite σ and may be infinite: bounds keep its logarithm finite there.
+        # ε may be 0 or infinite: the limits keep its logarithm finite.
         position, excess = math.log(noise), math.log(min(max(value / target, 1e-2), 1e6))
         if excess > 0.0:
             low = noise
@@ -167,14 +165,14 @@ def least_noise(
 
 
 def _next(log_noise: float, low: float, high: float, largest: float) -> float:
-    """Return the next noise multiplier: the proposed one, or else one between the bounds.
+    """Return the proposed noise multiplier, or one between the bounds if it is outside them.
 
-    `high` itself comes back when no five-digit number is left between the bounds.
+    Returns `high` if no five-digit number is between the bounds.
     """
     noise = round_up(min(max(math.exp(log_noise), _SMALLEST), largest), _DIGITS)
     if low < noise < high:
         return noise
-    if low == 0.0:  # a step too short to leave `high`: at least one five-digit number down
+    if low == 0.0:  # the step was too short: go down by at least one five-digit number
         return max(round_up(high * (1.0 - 2e-4), _DIGITS), _SMALLEST)
     if math.isinf(high):
         return round_up(low * (1.0 + 2e-4), _DIGITS)
@@ -184,11 +182,11 @@ def _next(log_noise: float, low: float, high: float, largest: float) -> float:
 def _central_limit_guess(
     unit_noise: RoundCost, rounds: int, target: float, delta: float, largest: float
 ) -> float:
-    """Return the σ at which `rounds` rounds look like one Gaussian mechanism of the right μ.
+    """Return the σ at which `rounds` rounds approximate one Gaussian mechanism of the target.
 
-    By the central limit theorem of Gaussian DP (Dong et al. 2022; Bu et al. 2020) many
-    rounds approach μ² = rounds * (E exp(B B' / σ²) - 1), with B and B' independent numbers of
-    a user's sampled units; E exp(B B' / σ²) = E (1 - p + p exp(B / σ²))^K.
+    By the central limit theorem of Gaussian DP (Dong et al. 2022; Bu et al. 2020), many rounds
+    approach μ² = rounds * (E exp(B B' / σ²) - 1). B and B' are independent counts of a user's
+    sampled units, and E exp(B B' / σ²) = E (1 - p + p exp(B / σ²))^K.
     """
     units = unit_noise.units_per_user
     probability, rounds = unit_noise.coins(rounds)
@@ -216,7 +214,7 @@ def _log1m(probability: float) -> float:
 
 
 def _log_expm1(value: float) -> float:
-    """Return log(e^value - 1) for large and small values; -inf where rounding leaves nothing."""
+    """Return log(e^value - 1) for large and small values; -inf for value <= 0."""
     if value > 50.0:
         return value
     return math.log(math.expm1(value)) if value > 0.0 else -math.inf

@@ -1,4 +1,4 @@
-"""A δ as a power of the number of users, and whether it promises anything to so many."""
+"""Describe δ as a power of the number n of users, and check δ < 1/n."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedsim.errors import ConfigError
 
 
 def is_promise(delta: float, num_users: int) -> bool:
-    """Return whether δ < 1/n: else to publish all about one user at random would keep it."""
+    """Return whether δ < 1/n; a larger δ allows publishing one random user's data."""
     return delta * num_users < 1.0
 
 
@@ -19,14 +19,14 @@ def delta_sentence(
     origin: str = "a number declared public",
     noun: str = "users",
 ) -> str:
-    """Return a sentence with δ as a power of n, and a warning where δ is not below 1/n.
+    """Return a sentence with δ as a power of n, and a warning unless δ < 1/n.
 
     Args:
-        delta: in (0, 1).
-        num_users: n >= 2, the users it is measured against.
+        delta: δ, in (0, 1).
+        num_users: n >= 2.
         public: whether n is a public number; if not, it was counted in the data.
-        origin: why it is public, in words.
-        noun: what is counted: "users", or "owners".
+        origin: reason why n is public, in words.
+        noun: "users" or "owners".
 
     Raises:
         ConfigError: fewer than two users.

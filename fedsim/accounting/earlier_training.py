@@ -1,4 +1,4 @@
-"""Earlier training of a starting point: its own promise counts beside that of the run."""
+"""Sentences on a model's earlier training, whose privacy cost adds to that of the run."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from fedsim.registry import names
 from fedsim.utils.files import hub_folder, shown_name
 
 BUILT_IN = ("tiny-gpt", "mcmahan-lstm")
-"""Models that fedsim itself makes, of public text."""
+"""Built-in models, made from public text."""
 
 
 def earlier_training(name_or_path: str, adapter: str | None = None) -> tuple[str, ...]:
-    """Return sentences on the training that a starting point has behind it, as far as is known.
+    """Return sentences on the known earlier training of a model.
 
     Args:
-        name_or_path: of the model, as in the config.
-        adapter: a folder with adapters to start from.
+        name_or_path: the model, as in the config.
+        adapter: folder with adapters to start from.
     """
     sentences = []
     if adapter is not None:
         sentences.append(
-            f"Training went on from the adapter {shown_name(adapter)!r}; fedsim does not know what "
-            "text that was trained on."
+            f"Training started from the adapter {shown_name(adapter)!r}; fedsim does not know the "
+            "text that the adapter was trained on."
         )
     for start in filter(None, (name_or_path, adapter)):
         if start in names("models"):
             if start not in BUILT_IN:
                 sentences.append(
-                    f"{start!r} is a plug-in's: fedsim does not know what it was trained on."
+                    f"{start!r} is a plug-in's model: fedsim does not know its training text."
                 )
         elif (statement := _own_statement(start)) is not None:
             sentences.append(
-                f"{shown_name(start)!r} has a promise of its own, and where the people are the "
-                f"same both count, added up: {statement}"
+                f"{shown_name(start)!r} has its own privacy statement; for people in both data "
+                f"sets the two ε and the two δ add up: {statement}"
             )
     return tuple(sentences)
 
 
 def promise_folder(start: str) -> Path | None:
-    """Return the folder of a start's files that has a privacy.json; None if none is known."""
+    """Return the folder of a model with its privacy.json; None if there is no such file."""
     path = Path(start).expanduser().resolve()
     if not path.exists():
         return hub_folder(start, PROMISE)

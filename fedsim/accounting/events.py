@@ -1,9 +1,9 @@
 """Round costs: the mechanism of a round as a value, and its `DpEvent`.
 
 A round with user-level sampling is a Poisson-sampled Gaussian mechanism (Charles et al. 2024,
-Theorem 2). With example-level sampling a user is present through up to K examples, each drawn
-by its own coin: one user moves the sum by a Binomial(K, p) number of clip norms, and the round
-is a mixture of Gaussians (Theorems 1 and 3). Other samplers bring events of their own.
+Theorem 2). With example-level sampling a user has up to K examples, each drawn by its own coin. One
+user then moves the sum by a Binomial(K, p) number of clip norms, so the round is a mixture of
+Gaussians (Theorems 1 and 3). Other samplers define their own events.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from fedsim.errors import about
 from fedsim.registry import resolve
 from fedsim.sampling import PoissonSampling, Sampling
 
-_MOST_UNITS = 10**7  # of a user: of each number of them a probability is computed
+_MOST_UNITS = 10**7  # limit on a user's units: one probability is computed for each count
 
 
 @dataclass(frozen=True)
 class RoundCost:
-    """The mechanism of one round, as far as its privacy depends on it.
+    """The parts of a round that determine its privacy cost.
 
     Attributes:
         sampling: the sampler of units (users in ULS, examples in ELS).
-        noise_multiplier: standard deviation of the noise divided by what one unit can add,
+        noise_multiplier: standard deviation of the noise divided by the bound of one unit,
             finite and >= 0; 0 is a release without privacy.
-        units_per_user: how many units one user owns at most: 1 in ULS, the group size in ELS.
-        search: of which the round's run is a trial: then the price is that of the whole search.
+        units_per_user: maximum number of units of one user: 1 in ULS, the group size in ELS.
+        search: the search that the round's run belongs to, if any; the cost is then that of the
+            whole search.
 
     Raises:
-        ValueError: a field is outside its range, or no proof covers this combination.
+        ValueError: a field is outside its range, or the combination has no proof.
 
     Examples:
         >>> from fedsim.sampling import PoissonSampling
@@ -77,12 +78,12 @@ class RoundCost:
 
     @property
     def run_rounds(self) -> int | None:
-        """The rounds of a run, where a whole run has one price; None where each round has one."""
+        """Number of rounds that share one price; None if each round has its own."""
         return self.sampling.run_rounds if self.search is None else self.search.rounds
 
     @property
     def trial(self) -> Composition:
-        """What one trial of the search releases: its rounds, and its private score."""
+        """The releases of one trial of the search: its rounds and its private score."""
         if self.search is None:
             raise ValueError("search: None")
         one = dataclasses.replace(self, search=None)
@@ -90,14 +91,14 @@ class RoundCost:
         return [(one, self.search.rounds), (score, 1)]
 
     def coins(self, rounds: int) -> tuple[float, int]:
-        """Return the rate and the number of the coins that a unit meets in these rounds."""
+        """Return the rate of a unit's coins and their number in `rounds` rounds."""
         if self.search is not None:
             rounds = self.runs(rounds) * self.search.rounds
         return self.sampling.coins_met(rounds)
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The event of one round at user level, or the part of a run's: see `events`."""
+        """The event of one round at user level; `events` gives how often it is composed."""
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
         if self.search is not None:
@@ -109,20 +110,20 @@ class RoundCost:
 
     @property
     def kind_of_event(self) -> type[dp_accounting.DpEvent]:
-        """The class of the sampler's event: without the numbers, which can be many."""
+        """The class of the sampler's event, found without computing all of its numbers."""
         return type(self.sampling.event(self.noise_multiplier or 1.0, min(self.units_per_user, 2)))
 
     def runs(self, rounds: int) -> int:
-        """Return how many prices these rounds have: rounds, or whole runs that were begun."""
+        """Return how many prices these rounds cost: one per round, or one per run started."""
         whole = self.run_rounds
         return rounds if whole is None else -(-rounds // whole)
 
     def events(self, rounds: int) -> int:
-        """Return how many times `event` these rounds cost."""
+        """Return how often `event` is composed for these rounds."""
         return self.runs(rounds) * (self.sampling.events if self.search is None else 1)
 
     def composed(self, rounds: int) -> dp_accounting.DpEvent:
-        """Return the event of `rounds` such rounds; of none, the event that costs nothing.
+        """Return the event of `rounds` such rounds; `NoOpDpEvent` for 0 rounds.
 
         Raises:
             ValueError: `rounds` is negative.
@@ -147,7 +148,7 @@ class RoundCost:
 
     @classmethod
     def from_json(cls, data: Any) -> RoundCost:  # noqa: ANN401  (any JSON value)
-        """Read what `to_json` wrote.
+        """Return the cost for a value of `to_json`.
 
         Raises:
             ConfigError: a field is missing, unknown or out of range.
@@ -162,14 +163,14 @@ class RoundCost:
 
 
 Composition = Sequence[tuple[RoundCost, int]]
-"""Rounds that need not cost the same: each cost with its number of rounds."""
+"""Pairs of a cost and its number of rounds."""
 
 Profile = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-"""Upper bounds on δ, (n,), in both directions, at each ε >= 0, (n,) ascending."""
+"""Maps ε >= 0, (n,) ascending, to upper bounds on δ, (n,), for both directions."""
 
 
 def merged(costs: Composition) -> tuple[tuple[RoundCost, int], ...]:
-    """Return each cost once, with all its rounds, in order of first appearance; none with 0."""
+    """Return each cost once with its total rounds, in order of first appearance; omit 0 rounds."""
     counts: Counter[RoundCost] = Counter()
     for cost, rounds in costs:
         counts[cost] += rounds

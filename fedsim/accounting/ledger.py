@@ -1,8 +1,8 @@
-"""Ledger of a run's noisy releases, as a value, and the ε that they cost together.
+"""Ledger of a run's noisy releases, and the ε that they cost together.
 
-A release is charged before it is applied. What is charged is the *draw*: replaying a seeded
-round after a crash publishes the same numbers again and costs nothing more, while a round with
-fresh entropy costs again every time it is made.
+A release is charged before it is applied. The ledger charges each *draw* of noise: repeating a
+seeded round after a crash publishes the same numbers and costs nothing more. Repeating a round with
+fresh noise costs again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Releases:
-    """One noisy release of each of some consecutive rounds.
+    """Noisy releases of consecutive rounds, one per round.
 
     Attributes:
-        first_round: from 0.
-        num_rounds: at least 1.
-        cost: the mechanism that made each of them.
-        release: the id of the noise draw within the round. An id that begins with "seeded" or
-            "kept" is a draw that can be repeated, and must name all that decides it; any other id,
-            such as one that begins with "secure", is a fresh draw each time.
+        first_round: the first round, from 0.
+        num_rounds: number of rounds, at least 1.
+        cost: cost of each release.
+        release: id of the noise draw. An id that starts with "seeded" or "kept" marks a repeatable
+            draw, which the id must determine. Any other id, such as "secure…", marks a draw that is
+            new each time.
     """
 
     first_round: int
@@ -44,7 +44,7 @@ class Releases:
 
     @property
     def repeatable(self) -> bool:
-        """Whether making a release again gives the same numbers."""
+        """Whether a repeated release has the same numbers."""
         return self.release.startswith(("seeded", "kept"))
 
     def to_json(self) -> dict[str, Any]:
@@ -61,20 +61,18 @@ class Releases:
 class Ledger:
     """All releases so far. Start from `Ledger()` and add with `charge`.
 
-    Consecutive rounds of one kind are one item, so that charging the ten-thousandth takes as long
-    as the first.
+    Consecutive rounds of one kind are one item, so that the time to charge does not grow.
     """
 
     items: tuple[Releases, ...] = ()
 
     def charge(self, round: int, cost: RoundCost, release: str) -> Ledger:
-        """Return the ledger with one more release; itself, for a repeated seeded one.
+        """Return the ledger with one more release; unchanged for a repeated repeatable release.
 
         Raises:
-            ValueError: a negative round, or a seeded round charged before at another cost:
-                two different releases share one noise draw, and their difference has none. Or a
-                release that the price of a whole run does not pay for: beyond its rounds, or one
-                that cannot be repeated.
+            ValueError: the round is negative; or the same draw was charged at another cost (the
+                difference of the two releases would have no noise); or the price of a whole run
+                does not cover the release, as its round is too late or its draw not repeatable.
         """
         if round < 0:
             raise ValueError(f"round = {round!r}: give an integer >= 0")
@@ -99,7 +97,7 @@ class Ledger:
     def costs(self) -> list[tuple[RoundCost, int]]:
         """Each distinct cost with its number of releases, in order of first appearance.
 
-        Where a whole run has one price, the first release of a run counts as all of them.
+        If a whole run has one price, its first release counts as all its rounds.
         """
         counts: Counter[tuple[RoundCost, str]] = Counter()
         for item in self.items:
@@ -113,10 +111,10 @@ class Ledger:
     def epsilon(
         self, delta: float, accountant: str | None = None, relation: Relation | None = None
     ) -> float:
-        """Return ε of everything released; 0 for an empty ledger, inf after a noiseless release.
+        """Return ε of all releases; 0 for an empty ledger, inf after a release without noise.
 
         Raises:
-            ConfigError: delta outside (0, 1), or an accountant unsuited to one of the costs.
+            ConfigError: delta is outside (0, 1), or the accountant has no proof for a cost.
         """
         return epsilon_of_composition(self.costs, delta, accountant, relation)
 
@@ -126,11 +124,11 @@ class Ledger:
 
     @classmethod
     def from_json(cls, data: Any) -> Ledger:  # noqa: ANN401  (any JSON value)
-        """Read what `to_json` wrote.
+        """Return the ledger for a value of `to_json`.
 
         Raises:
-            ConfigError: an unknown version, or content that `to_json` does not write. An unreadable
-                ledger stops a run: it must not be taken for an empty one.
+            ConfigError: the version is unknown or the content invalid. An unreadable ledger must
+                stop a run: it must not count as empty.
         """
         try:
             if data["version"] != _VERSION:
@@ -154,15 +152,15 @@ def _check_of_run(item: Releases) -> None:
     if rounds is not None and (item.end > rounds or not item.repeatable):
         raise ValueError(
             f"rounds {item.first_round} to {item.end - 1}, release {item.release!r}: the price of "
-            f"{rounds} rounds pays for each of them once, and for no other"
+            f"{rounds} rounds pays for each of them once, and for no other round"
         )
 
 
 def _with(items: tuple[Releases, ...], new: Releases) -> tuple[Releases, ...]:
-    """Return the items and a release of one round: in the item that it follows, or as a new one."""
+    """Return the items with a release of one round added: merged if consecutive, else as new."""
     for at, item in enumerate(items):
-        alike = (item.release, item.cost) == (new.release, new.cost)
-        if alike and item.end == new.first_round:
+        same_kind = (item.release, item.cost) == (new.release, new.cost)
+        if same_kind and item.end == new.first_round:
             longer = replace(item, num_rounds=item.num_rounds + 1)
             return (*items[:at], longer, *items[at + 1 :])
     return (*items, new)

@@ -1,18 +1,18 @@
-"""privacy.json: a model's ε with all that it rests on, written beside the weights, and its check.
+"""privacy.json: the privacy statement beside a model's weights, and its verification.
 
     format        3
-    statement     the promise as a sentence
-    epsilon       null where there is no finite guarantee
+    statement     the privacy statement as a sentence
+    epsilon       null without a finite guarantee
     delta, unit, relation, accountant, noise, hypothetical
-    sampled       "users" or "examples": the units that one coin was flipped on
-    releases      a list of {cost, rounds}: sampler, noise multiplier and units a user of a round
-    assumptions   sentences that the guarantee rests on
-    software      the version that computed it
+    sampled       "users" or "examples": the unit of sampling
+    releases      a list of {cost, rounds}: sampler, noise multiplier and units per user of a round
+    assumptions   sentences on the assumptions of the guarantee
+    software      the version of fedsim that computed ε
     trade_off     bounds on any attacker: `TradeOff.to_json` without the curve's points; null
-                  where there is no finite guarantee
-    weights       SHA-256 (hex) of each file of weights beside it, by its name
+                  without a finite guarantee
+    weights       SHA-256 (hex) of each file of weights in the folder, by its name
 
-The file is not signed. `verify` computes ε from the releases again and compares the weights.
+The file is not signed. `verify` recomputes ε from the releases and compares the weights.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fedsim.utils.json_text import read_json
 
 NAME = PROMISE
 ORIGIN = "Vocabulary and starting point: "
-"""Beginning of the assumption that says where training started, and quotes the start's promise."""
+"""Start of the assumption on the initial model, which quotes that model's privacy statement."""
 TOGETHER = "The ε is of this run by itself, composed tightly: "
-"""Beginning of the assumption that names the budget of all runs that share a ledger."""
+"""Start of the assumption on the budget of all runs that share a ledger."""
 
 _FORMAT = 3
-_POINTS = ("false_positive_rates", "true_positive_rates")  # of a picture
+_POINTS = ("false_positive_rates", "true_positive_rates")  # points of a plot
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_ROUNDING = 1e-6  # relative: other versions of numpy and scipy
+_ROUNDING = 1e-6  # relative tolerance, for other versions of numpy and scipy
 
 
 def promise(
@@ -53,11 +53,11 @@ def promise(
     """Return the content of privacy.json.
 
     Args:
-        folder: of the weights.
-        terms: of the promise.
-        costs: of all releases, each with its rounds; empty where there is no guarantee.
-        relation: of `terms`.
-        assumptions: sentences that the guarantee rests on.
+        folder: folder of the weights.
+        terms: terms of the privacy statement.
+        costs: costs of all releases, each with its rounds; empty without a guarantee.
+        relation: relation of `terms`.
+        assumptions: sentences on the assumptions of the guarantee.
     """
     delta = terms.delta
     finite = delta is not None and terms.epsilon < float("inf")
@@ -93,7 +93,7 @@ def read_promise(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's privacy.json, unchecked.
 
     Raises:
-        ConfigError: there is no such file, or it is of another format; the message names it.
+        ConfigError: the file is missing or has another format; the message names the file.
     """
     path = folder / NAME
     try:
@@ -110,35 +110,37 @@ def read_promise(folder: Path) -> dict[str, Any]:
 
 
 def releases_of(content: dict[str, Any]) -> Composition:
-    """Return the costs that a promise lists, each with its rounds."""
+    """Return the costs in a privacy.json, each with its rounds."""
     return [(RoundCost.from_json(one["cost"]), int(one["rounds"])) for one in content["releases"]]
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Compute ε from a folder's privacy.json again, compare the weights, and return the content.
+    """Verify a folder's privacy.json: recompute ε, compare the weights, and return the content.
 
     Raises:
-        ConfigError: there is no such file, ε is smaller than its releases cost, or the weights are
-            not those that it was written beside; the message names what differs.
+        ConfigError: the file is missing, the stated ε is below the cost of the releases, or the
+            weights changed; the message names the difference.
     """
     content, path = read_promise(folder), folder / NAME
     wrong = (ValueError, TypeError, KeyError, OverflowError)
-    with about(f"{path}: cannot be computed again: ", wrong):
+    with about(f"{path}: cannot be recomputed: ", wrong):
         stated, delta, accountant = (content[key] for key in ("epsilon", "delta", "accountant"))
-        found, weights = 0.0, content["weights"]
+        computed, weights = 0.0, content["weights"]
         if stated is not None:
             relation = Relation(content["relation"])
-            found = epsilon_of_composition(releases_of(content), delta, accountant, relation)
-        kept = stated is None or found <= stated * (1.0 + _ROUNDING)
+            computed = epsilon_of_composition(releases_of(content), delta, accountant, relation)
+        kept = stated is None or computed <= stated * (1.0 + _ROUNDING)
     if not kept:
-        raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {found:.6g}")
-    there = _weights(folder)
-    changed = sorted(name for name in {*there, *weights} if there.get(name) != weights.get(name))
+        raise ConfigError(f"{path}: epsilon = {stated!r}: its releases cost {computed:.6g}")
+    present = _weights(folder)
+    changed = sorted(
+        name for name in {*present, *weights} if present.get(name) != weights.get(name)
+    )
     if changed:
-        raise ConfigError(f"{folder / changed[0]}: was changed: {NAME} is of other weights")
+        raise ConfigError(f"{folder / changed[0]}: was changed: {NAME} is for other weights")
     return content
 
 
 def origin(content: dict[str, Any]) -> str:
-    """Return the sentence on the starting point, which quotes the promise that it has itself."""
+    """Return the sentence on the initial model, with that model's own privacy statement."""
     return " ".join(text for text in content["assumptions"] if text.startswith(ORIGIN))

@@ -1,4 +1,4 @@
-"""Rounding that never understates: noise and ε are shown and stored rounded up."""
+"""Safe rounding: noise and ε are rounded up, lower bounds are rounded down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 def round_up(value: float, digits: int) -> float:
     """Return the smallest decimal of `digits` significant digits that is >= `value`.
 
-    Infinities and NaN come back unchanged.
+    Infinities and NaN are returned unchanged.
 
     Examples:
         >>> round_up(7.99812, 4), round_up(2.0, 4)
@@ -22,9 +22,9 @@ def round_up(value: float, digits: int) -> float:
 
 
 def text_down(value: float, digits: int = 4) -> str:
-    """Return the largest decimal of `digits` significant digits that is <= `value`.
+    """Return the largest decimal of `digits` significant digits that is <= `value`, as text.
 
-    What a lower bound is printed as.
+    Lower bounds are printed this way.
 
     Examples:
         >>> text_down(0.22872), text_down(1.99999), text_down(2.0), text_down(0.0)
@@ -36,12 +36,12 @@ def text_down(value: float, digits: int = 4) -> str:
 
 
 def text_up(value: float, digits: int = 6) -> str:
-    """Return `round_up` in its shortest form: what an ε or a δ is printed as.
+    """Return `round_up` as its shortest text, for an ε or a δ.
 
     Examples:
         >>> text_up(0.001), text_up(1.0000004e-5), text_up(8.0)
         ('0.001', '1.00001e-05', '8')
     """
     nearest = float(f"{value:.{digits}g}")
-    enough = nearest >= value * (1.0 - 1e-12)  # a sum of decimals is off by its last bit
+    enough = nearest >= value * (1.0 - 1e-12)  # tolerates the rounding of a sum of decimals
     return f"{nearest if enough else round_up(value, digits):g}"

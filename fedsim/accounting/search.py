@@ -1,19 +1,19 @@
-"""The best of a random number of runs: what the search costs, and how the number is drawn.
+"""Select the best of a random number of runs: the cost of the search, and the draw of the number.
 
-A trial is a whole run and a private score of its model. K trials are made, K random, and only the
-best one's model, score and settings are released. K has the law of a truncated negative binomial
-with E K = m (geometric or logarithmic; Papernot and Steinke 2022), or of a Poisson.
+A trial is a whole run and a private score of its model. A search makes a random number K of trials,
+and releases only the model, score and settings of the best. K follows a truncated negative binomial
+distribution with E K = m (geometric or logarithmic; Papernot and Steinke 2022), or a Poisson.
 
-Price, for the first two, from the privacy profile δ of one trial, the same in both directions
-(Koskela, Redberg and Wang 2024). With f(x) = E x^K, the selected outcome y has the density
-q(y) f'(Q(y)), where Q(y) is the probability of a score no better than y's, and
+The price of the first two follows from the privacy profile δ of one trial, the same in both
+directions (Koskela, Redberg and Wang 2024). With f(x) = E x^K, the selected outcome y has the
+density q(y) f'(Q(y)). Q(y) is the probability that a score is at most that of y, and
 f'(x) = m (γ / (1 - (1 - γ) x))^(η + 1). For a neighbour's trial Q' and any ε₁ >= 0
 
     1 - (1-γ) Q' <= γ + (1-γ) (e^ε₁ (1 - Q) + δ(ε₁)) <= (e^ε₁ + δ(ε₁) (1-γ)/γ) (1 - (1-γ) Q),
 
-so f'(Q) <= e^s f'(Q') with s = (η + 1) log(e^ε₁ + δ(ε₁) (1-γ)/γ), and as f' <= m, the whole search
-has the profile m δ(ε - s). Equal scores are told apart by a coin that is a part of the score.
-A Poisson number is priced by Rényi divergences alone (Papernot and Steinke, Theorem 6).
+so f'(Q) <= e^s f'(Q') with s = (η + 1) log(e^ε₁ + δ(ε₁) (1-γ)/γ). As f' <= m, the whole search has
+the profile m δ(ε - s). A coin, which is part of the score, breaks ties.
+A Poisson number is priced by Rényi divergences only (Papernot and Steinke, Theorem 6).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedsim.seeding import RandomSource
 Stopping = Literal["geometric", "logarithmic", "poisson"]
 _SHAPES: dict[str, float] = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 TRIED: npt.NDArray[np.float64] = np.concatenate([[0.0], np.geomspace(1e-4, 200.0, 3000)])
-"""The ε₁, ascending, among which `Search.shift` finds the least."""
+"""Candidates for ε₁ in `Search.shift`, ascending."""
 
 MOST_TRIALS = 500.0
-"""On average: of more, laws of the number of trials leave the floats."""
+"""Maximum average number of trials: for more, the distributions of K overflow floats."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Search:
     """A search for the best of a random number of runs.
 
     Attributes:
-        trials: E K, above 1 and at most `MOST_TRIALS`.
-        rounds: of each trial's training, >= 1.
-        score_noise_multiplier: of each trial's private score, > 0.
-        stopping: the law of K: "geometric", "logarithmic" (one trial in most searches and many in
-            some, the cheapest) or "poisson" (which may make none).
+        trials: E K, the average number of trials, above 1 and at most `MOST_TRIALS`.
+        rounds: rounds of training per trial, >= 1.
+        score_noise_multiplier: noise multiplier of each trial's private score, > 0.
+        stopping: distribution of K: "geometric"; "logarithmic", the cheapest (usually one trial,
+            rarely many); or "poisson", which may give no trial.
 
     Raises:
         ValueError: a number out of range.
@@ -83,7 +83,7 @@ class Search:
 
     @cached_property
     def gamma(self) -> float:
-        """γ of the negative binomial, in (0, 1): its mean is `trials`, rounded up a little."""
+        """γ of the negative binomial, in (0, 1), such that its mean is `trials`."""
         if self.stopping == "geometric":
             return 1.0 / self.trials
 
@@ -93,13 +93,13 @@ class Search:
         return math.exp(float(optimize.brentq(excess, -700.0, -1e-9, rtol=1e-12)))
 
     def shift(self, deltas: npt.NDArray[np.float64], epsilons: npt.NDArray[np.float64]) -> float:
-        """Return s, the least over ε₁ in `epsilons`; `deltas` are a trial's there."""
+        """Return the minimum of s over ε₁ in `epsilons`; `deltas` is a trial's δ at each."""
         with np.errstate(over="ignore"):
             factors = np.exp(epsilons) + deltas * (1.0 - self.gamma) / self.gamma
         return (self.shape + 1.0) * math.log(float(np.min(factors)))
 
     def draw(self, source: RandomSource) -> int:
-        """Return K, by one uniform number."""
+        """Return K, drawn from one uniform number."""
         drawn = float(source.random(1)[0])
         if self.stopping == "poisson":
             k, mass = 0, math.exp(-self.trials)
@@ -116,7 +116,7 @@ class Search:
         return k
 
     def in_words(self) -> str:
-        """Return where a round stands, in words, after "in"."""
+        """Return the search in words, to follow the word "in"."""
         return (
             f"each run of a search ({self.stopping}, {self.trials:g} runs on average; the best by "
             "a private score counts)"

@@ -17,15 +17,15 @@ Noise = Literal["secure", "seeded"]
 _SOURCE: Mapping[Noise | None, str] = {
     "secure": "Coins and noise are secret.",
     "seeded": "The draws of this run follow from its seed, so it protects nobody.",
-    None: "It takes coins and noise that stay secret.",
+    None: "It requires coins and noise that stay secret.",
 }
 
 HYPOTHETICAL = "hypothetical, not a guarantee: "
-"""What the caption of an ε begins with that is of another mechanism than was run."""
+"""Start of the caption of an ε that belongs to another mechanism than the run's."""
 
 
 def noise_sentence(noise: Noise | None) -> str:
-    """Return the last sentence of a statement: on its randomness; None: not yet drawn.
+    """Return the last sentence of a statement, on its randomness; None for draws still to come.
 
     Examples:
         >>> noise_sentence("secure")
@@ -35,31 +35,31 @@ def noise_sentence(noise: Noise | None) -> str:
 
 
 def noise_terms(noise: Noise) -> str:
-    """Return the same as part of a caption."""
+    """Return the words on randomness for a caption."""
     return "secret noise" if noise == "secure" else "the draws follow from a seed"
 
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """An ε and everything that it must be said with; it prints itself.
+    """An ε with all terms that a privacy statement needs, in words and as JSON.
 
     Attributes:
-        epsilon: inf where none is certified.
-        delta: None where no guarantee was asked for.
+        epsilon: inf if no ε is certified.
+        delta: None for a run without a guarantee.
         relation: the neighbouring relation, in words.
-        sampler: what was sampled and how, in words.
-        sampling_probability: of one unit in one round.
+        sampler: the sampling method and its unit, in words.
+        sampling_probability: probability of one unit in one round.
         chance: the probability in words; "" for `sampling_probability`.
-        noise_multiplier: of a round.
-        rounds: noisy releases that ε is of.
-        runs: the runs that the rounds are of, in words, where each has one price; "" for one run.
-        units_per_user: the most sampled units that one user owns.
-        accountant: its name.
-        guaranteed: whether the sampler that is accounted is the one that drew.
-        noise: "secure" or "seeded"; None where nothing is drawn yet.
-        unit: whose guarantee it is.
-        others: rounds that cost something else, as pairs of how many and of what; they are among
-            `rounds`.
+        noise_multiplier: noise multiplier of a round.
+        rounds: number of noisy releases that ε covers.
+        runs: the number of runs in words, if each run has one price; "" for one run.
+        units_per_user: maximum number of sampled units of one user.
+        accountant: name of the accountant.
+        guaranteed: whether the accounted sampler is the one that drew the cohorts.
+        noise: "secure" or "seeded"; None before any draw.
+        unit: the protected party, such as "user".
+        others: rounds with another cost, as pairs of a count and a mechanism in words; `rounds`
+            includes them.
     """
 
     epsilon: float
@@ -93,22 +93,22 @@ class PrivacyTerms:
         unit: str | None = None,
         others: Composition = (),
     ) -> PrivacyTerms:
-        """Return the terms of an ε of `rounds` rounds, as a rule of one cost.
+        """Return the terms of an ε of `rounds` rounds.
 
         Args:
-            cost: of a round.
-            noun: what is sampled: "users" or "examples".
-            rounds: how many.
-            delta: as in the attributes.
-            epsilon: as in the attributes.
-            accountant: a name; None for the mechanism's own.
-            relation: None for the sampler's own.
-            noise: as in the attributes.
-            unit: None for that of the relation.
-            others: other costs among those rounds, with the number of each.
+            cost: cost of a round.
+            noun: "users" or "examples", the unit of sampling.
+            rounds: number of rounds, including `others`.
+            delta: see the attributes.
+            epsilon: see the attributes.
+            accountant: name of the accountant; None for the mechanism's default.
+            relation: neighbouring relation; None for the sampler's default.
+            noise: see the attributes.
+            unit: the protected party; None for that of the relation.
+            others: pairs of another cost and its number of rounds.
 
         Raises:
-            ConfigError: what the accountant cannot prove.
+            ConfigError: the accountant has no proof for these rounds.
         """
         chosen, meant = choose([cost, *(other for other, _ in others)], accountant, relation)
         own = rounds - sum(count for _, count in others)
@@ -131,10 +131,10 @@ class PrivacyTerms:
         )
 
     def sentence(self) -> str:
-        """Return ε, rounded up, and all it rests on, as a sentence.
+        """Return ε, rounded up, with all its terms, as a sentence.
 
-        It begins with "Simulated" for a seeded run, and with "Hypothetical" if the sampler that is
-        accounted is not the one that drew.
+        It starts with "Simulated" for a seeded run, and with "Hypothetical" if the accounted
+        sampler is not the one that drew the cohorts.
         """
         if self.delta is not None and self.noise_multiplier > 0.0 and math.isinf(self.epsilon):
             return (
@@ -165,7 +165,7 @@ class PrivacyTerms:
         )
 
     def caption(self) -> str:
-        """Return what an ε that stands by itself is of: beside a number in a log or a plot."""
+        """Return the terms of ε in short, to stand beside a number in a log or a plot."""
         simulated = "simulated: " if self.noise == "seeded" else ""
         begins = simulated if self.guaranteed else HYPOTHETICAL
         delta = "none" if self.delta is None else text_up(self.delta)
@@ -177,7 +177,7 @@ class PrivacyTerms:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return δ, unit, relation, mechanism, rounds and accountant: ε's terms as JSON values."""
+        """Return the terms of ε (δ, unit, relation, mechanism, accountant) as JSON values."""
         return {
             "delta": self.delta,
             "unit": self.unit,
@@ -197,7 +197,7 @@ def _sampler(cost: RoundCost, noun: str) -> str:
 
 
 def _runs(cost: RoundCost, rounds: int) -> str:
-    """Return the runs that rounds are of, in words, if there are several and each has one price."""
+    """Return the number of runs in words, if there are several runs and each has one price."""
     if cost.run_rounds is None or (runs := cost.runs(rounds)) < 2:
         return ""
     return f" ({runs} {'runs' if cost.search is None else 'searches'} of {cost.run_rounds})"
@@ -216,5 +216,5 @@ def mechanism_text(cost: RoundCost, noun: str, count: int) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return the value, or None in place of what JSON cannot write."""
+    """Return the value; None if it is infinite or NaN, which JSON cannot write."""
     return value if math.isfinite(value) else None

@@ -1,12 +1,12 @@
-"""The trade-off curve: what any attacker can make of a run's releases.
+"""The trade-off curve: bounds on any membership attack on a run's releases.
 
-An attacker decides from everything that was released whether one user was in the data. Whichever
-test they use, its false negative rate is at least f(α) at a false positive rate of α (Dong, Roth
-and Su 2022). The curve f is that of all (ε, δ) pairs at once,
+An attacker decides from all releases whether one user was in the data. Every test with a false
+positive rate of α has a false negative rate of at least f(α) (Dong, Roth and Su 2022). The curve f
+combines all (ε, δ) pairs,
 
     f(α) = max over ε >= 0 of 0, 1 - δ(ε) - e^ε α and e^-ε (1 - δ(ε) - α),
 
-so it lies above what any one (ε, δ) says, and an upper bound on δ(ε) gives a lower bound on f.
+so it is at least the bound of any single (ε, δ). An upper bound on δ(ε) gives a lower bound on f.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ RATES = (0.001, 0.01, 0.1)
 """False positive rates that are reported."""
 
 PRIORS = (0.5, 0.01)
-"""How likely the attacker holds it beforehand that the user was in, where a posterior is given."""
+"""Prior probabilities that the user was in the data, for the reported posteriors."""
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-"""Where δ is reported."""
+"""Values of ε at which δ is reported."""
 
 LEAST_RATE = 1e-10
-"""μ holds for tests of which neither rate of errors is below this (Gomez et al. 2025, §4)."""
+"""μ holds for tests whose error rates are both at least this (Gomez et al. 2025, §4)."""
 
-_POINTS = (
-    1000  # of ε: tangents of the curve; with n of them f is off by some (range of ε / n)² / 20
-)
-_DELTAS = (1e-12, 1e-10, 1e-8)  # where the range of ε may end
+# Values of ε, each a tangent of the curve; with n values the error of f is about (range / n)² / 20.
+_POINTS = 1000
+_DELTAS = (1e-12, 1e-10, 1e-8)  # the range of ε ends at the first of these δ with a finite ε
 _DRAWN = np.unique(np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 49), np.linspace(0.02, 1.0, 50)]))
 
 
@@ -53,7 +52,7 @@ class TradeOff:
 
     Attributes:
         epsilons: (n,) ascending, from 0.
-        deltas: (n,) upper bounds on δ at each, in both directions.
+        deltas: (n,) upper bounds on δ at each ε, for both directions.
 
     Examples:
         >>> from fedsim.accounting.events import RoundCost
@@ -75,16 +74,16 @@ class TradeOff:
         accountant: str | None = None,
         relation: Relation | None = None,
     ) -> TradeOff | None:
-        """Return the curve of some rounds; None where the accountant knows none, as without noise.
+        """Return the curve of some rounds; None without a finite ε.
 
         Args:
             costs: pairs of a cost and its count.
-            delta: of the promise, whose (ε, δ) is one of those that make the curve.
-            accountant: a name, or None for the mechanism's own.
-            relation: None for the sampler's own.
+            delta: δ of the guarantee; the curve includes its (ε, δ).
+            accountant: name of the accountant; None for the mechanism's default.
+            relation: neighbouring relation; None for the sampler's default.
 
         Raises:
-            ConfigError: what the accountant cannot prove.
+            ConfigError: the accountant has no proof for these rounds.
         """
         return _curve(tuple(costs), delta, accountant, relation)
 
@@ -99,17 +98,17 @@ class TradeOff:
         return np.maximum(most, 0.0)
 
     def true_positive_rates(self, false_positive_rates: Array) -> Array:
-        """Return the most that a test can find at each rate, (m,): the bound on a ROC."""
+        """Return the maximum true positive rate at each rate, (m,): an upper bound on any ROC."""
         return 1.0 - self.false_negative_rates(false_positive_rates)
 
     @cached_property
     def vertices(self) -> tuple[Array, Array]:
-        """The corners of the curve from (0, 1 - δ) on: false positive and false negative rates.
+        """Corners of the curve, from (0, 1 - δ): false positive and false negative rates.
 
-        Up to f(α) = α it is the largest of the lines 1 - δ(ε) - e^ε α; then it is mirrored.
+        Up to f(α) = α the curve is the maximum of the lines 1 - δ(ε) - e^ε α; then it is mirrored.
         """
         some = self.deltas < 1.0
-        if not some.any():  # nothing is promised at any ε: the line from (0, 0) to (1, 0)
+        if not some.any():  # no guarantee at any ε: the line from (0, 0) to (1, 0)
             return np.array([0.0, 1.0]), np.array([0.0, 0.0])
         starts = 1.0 - self.deltas[some]
         slopes = np.exp(np.minimum(self.epsilons[some], 700.0))
@@ -119,13 +118,13 @@ class TradeOff:
 
     @property
     def area(self) -> float:
-        """The most that the area under a ROC can be, in [0.5, 1]."""
+        """Maximum area under a ROC, in [0.5, 1]."""
         positive, negative = self.vertices
         return min(1.0, 1.0 - float(np.trapezoid(negative, positive)))
 
     @cached_property
     def mu(self) -> float:
-        """μ: no test does better than one that tells N(0, 1) from N(μ, 1); see `LEAST_RATE`."""
+        """μ: every test is at most as strong as telling N(0, 1) from N(μ, 1); see `LEAST_RATE`."""
         positive = np.append(self.vertices[0], LEAST_RATE)
         negative = self.false_negative_rates(positive)
         inside = (positive >= LEAST_RATE) & (negative >= LEAST_RATE)
@@ -135,12 +134,12 @@ class TradeOff:
         return max(0.0, float(each.max()))
 
     def delta(self, epsilon: float) -> float:
-        """Return δ at ε >= 0, by the nearest ε below that is known."""
+        """Return δ at ε >= 0: that of the largest known ε below it."""
         return float(self.deltas[np.searchsorted(self.epsilons, epsilon, side="right") - 1])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is reported: upper bounds, and the curve at rates that a picture needs."""
-        found = self.true_positive_rates(np.array(RATES)).tolist()
+        """Return the bounds for the report, and points of the curve for a plot."""
+        highest = self.true_positive_rates(np.array(RATES)).tolist()
         return {
             "tests": [
                 {
@@ -148,7 +147,7 @@ class TradeOff:
                     "true_positive_rate": most,
                     "posteriors": [posterior(prior, rate, most) for prior in PRIORS],
                 }
-                for rate, most in zip(RATES, found, strict=True)
+                for rate, most in zip(RATES, highest, strict=True)
             ],
             "priors": list(PRIORS),
             "auroc": self.area,
@@ -159,7 +158,7 @@ class TradeOff:
         }
 
 
-@lru_cache(maxsize=64)  # runs of a sweep share their costs, and a run asks more than once
+@lru_cache(maxsize=64)  # a run needs the same curve several times, and runs of a sweep share costs
 def _curve(
     costs: tuple[tuple[RoundCost, int], ...],
     delta: float,
@@ -175,18 +174,18 @@ def _curve(
     epsilons = np.unique(np.concatenate([grid, [promised], EPSILONS]))
     profile = profile_of_composition(costs, delta, accountant, relation)
     deltas = np.minimum(profile(epsilons), 1.0)
-    kept = epsilons >= promised  # by ε's own search, whose grid may be another
+    kept = epsilons >= promised  # δ holds here: ε was certified at δ, possibly on another grid
     deltas[kept] = np.minimum(deltas[kept], delta)
     return TradeOff(epsilons, np.minimum.accumulate(deltas))
 
 
 def _corners(starts: Array, slopes: Array, end: float) -> Array:
-    """Return where the largest of lines start - slope · α has corners, 0 and `end` among them.
+    """Return the corners of the maximum of lines start - slope · α, with 0 and `end`.
 
-    Slopes ascend, and with them the starts: the steepest line is the largest at 0.
+    Slopes and starts ascend: the steepest line is the largest at 0.
     """
     kept: list[int] = []
-    corners = [0.0]  # before each kept line, where it begins to be the largest
+    corners = [0.0]  # for each kept line, the α from which it is the largest
     for line in range(len(slopes) - 1, -1, -1):
         while kept:
             last = kept[-1]
@@ -203,7 +202,7 @@ def _corners(starts: Array, slopes: Array, end: float) -> Array:
 
 
 def posterior(prior: float, false_positive_rate: float, true_positive_rate: float) -> float:
-    """Return how likely it is that a user was in whom a test with these rates calls in."""
+    """Return the probability that a user was in the data if a test with these rates says so."""
     true = prior * true_positive_rate
     return true / (true + (1.0 - prior) * false_positive_rate)
 
@@ -223,38 +222,38 @@ def attacker_sentence(
     """Return the numbers of `TradeOff.to_json` in words, each rounded up.
 
     Args:
-        found: what `to_json` returned; the curve's points are not looked at.
-        unit: whose guarantee it is.
-        relation: its value, or its words.
+        found: result of `to_json`; the curve's points are not used.
+        unit: the protected party, such as "user".
+        relation: value or phrase of the relation.
         seeded: whether ε is simulated.
-        hypothetical: whether the ε is of another mechanism than the one that ran.
+        hypothetical: whether ε belongs to another mechanism than the run's.
     """
     instead = next((text for name, text in _INSTEAD.items() if relation.startswith(name)), "")
     first, *others = found["tests"]
-    named = [
-        f"1 in {_one_in(one)}, at most {_percent(one['true_positive_rate'])}" for one in others
+    weaker = [
+        f"at 1 in {_one_in(one)}, at most {_percent(one['true_positive_rate'])}" for one in others
     ]
     sure = [
-        f"who held it for {100 * prior:g} % likely before is at most {_percent(after)} sure"
+        f"with a prior belief of {100 * prior:g} % is at most {_percent(after)} sure"
         for prior, after in sorted(zip(found["priors"], first["posteriors"], strict=True))
     ]
     deltas = ", ".join(
         f"{round_up(one['delta'], 2):.2g} at ε = {one['epsilon']:g}" for one in found["deltas"]
     )
     most = _percent(first["true_positive_rate"])
-    whom = "For an attacker, with secret randomness," if seeded else "For an attacker"
+    start = "For an attacker, with secret randomness," if seeded else "For an attacker"
     return (
-        f"{'Hypothetical, no guarantee. ' if hypothetical else ''}{whom} this means: a test that "
+        f"{'Hypothetical, no guarantee. ' if hypothetical else ''}{start} this means: a test that "
         f"wrongly names 1 in {_one_in(first)} {unit}s whose text was not trained on{instead} "
-        f"finds at most {most} of those whose text was; one that wrongly names "
-        f"{'; about '.join(named)}. If the first test names somebody, an attacker "
-        f"{', one '.join(sure)}; a test that names fewer people can be surer. "
+        f"finds at most {most} of the {unit}s whose text was; {'; '.join(weaker)}. "
+        f"If the first test names a person, an attacker {'; one '.join(sure)}. "
+        "A test that names fewer people can be surer. "
         f"Under the same terms δ is at most {deltas}."
     )
 
 
 def gaussian_text(found: Mapping[str, Any]) -> str | None:
-    """Return μ of `TradeOff.to_json` in words, rounded up; None where it is infinite."""
+    """Return μ of `TradeOff.to_json` in words, rounded up; None if it is infinite."""
     if found["mu"] is None:
         return None
     return (
@@ -264,7 +263,7 @@ def gaussian_text(found: Mapping[str, Any]) -> str | None:
 
 
 def attacker_text(content: Mapping[str, Any]) -> str | None:
-    """Return what a promise says of an attacker; None where it says nothing."""
+    """Return the attacker sentence of a privacy.json's content; None without a trade-off."""
     if content["trade_off"] is None:
         return None
     return attacker_sentence(

@@ -1,13 +1,13 @@
-"""Data: texts by user, from the source to tokenised examples that are read by user.
+"""Data: texts by user, from the source to tokenised examples by user.
 
-sources/        the files and built-in plays that records come from
-preparation/    steps that clean records before a store is made; `prepare.py` lists them
-building/       records to a token store, in bounded memory
-store/          the store's files, read by memory map; keys of users and examples
+sources/        read records from files and built-in plays
+preparation/    steps that clean records before a store is built; `prepare.py` lists them
+building/       build a token store from records, in bounded memory
+store/          the store's files, memory-mapped; keys of users and examples
 reading.py      the records and the store of a config
-split.py        which users and examples are held out
-selection.py    which of a user's examples take part in a round; a cohort's block of tokens
-bounding.py     which examples take part where texts have several owners
+split.py        choose held-out users and examples
+selection.py    choose each user's examples of a round; a cohort's block of tokens
+bounding.py     choose examples of texts with several owners
 canaries.py     planted users, for attacks and audits
 
 `config.py` has the keys of `[data]` and the recipes. Imports `fedsim.utils` and the mechanism's

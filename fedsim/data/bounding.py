@@ -1,8 +1,8 @@
-"""Keep examples of which no owner has more than `group_size`, where texts have several owners.
+"""Keep at most `group_size` examples per owner, for texts with several owners.
 
-A set of kept examples is a function of the owner graph, of the order, and of nothing that a text
-says; so who owns what decides who takes part, and exchanging one owner's texts moves only those.
-Ganesh et al. 2025 ("It's My Data Too", arXiv:2503.03622) state the problem and the greedy rule.
+The kept examples depend only on the owner graph and the order, not on the contents of texts. So
+changing one owner's texts does not change which other texts are kept. Ganesh et al. 2025 ("It's My
+Data Too", arXiv:2503.03622) state the problem and the greedy rule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bounded(NamedTuple):
 
     Attributes:
         examples: store indices, int64, ascending.
-        dropped: a reason to the number of examples that it kept out.
+        dropped: number of examples left out, per reason.
     """
 
     examples: Indices
@@ -46,27 +46,26 @@ def bound(
     order: Order,
     base: int,
 ) -> Bounded:
-    """Keep examples of which no owner has more than `group_size`.
+    """Keep at most `group_size` examples of each owner.
 
     Args:
-        store: with a graph of owners.
-        examples: to choose from, store indices, int64, ascending.
-        group_size: most kept examples of an owner, at least 1.
-        rule: "greedy" takes one example after the other, if none of its owners has `group_size`
-            by then: nothing can be added to what it keeps. "random" lets every owner name
-            the first `group_size` of their examples, and keeps what all its owners named.
-            "linear-program" solves the relaxation in which examples are kept in parts, and goes on
-            as "greedy", the largest parts first.
-        order: in which examples are looked at: "random", or by length, equals in random order.
-            "least-demand" takes the example next whose owners need their room least: with the least
-            sum, over its owners, of the examples that they have left over the room that they have
-            left. So it takes texts with few owners first, and owners with few texts. To the other
-            rules, of which only "greedy" knows demands, it is "random"; "linear-program" goes by
-            the order among examples of which it keeps equal parts.
-        base: of the hashes that a random order goes by; see `hashing.base`.
+        store: store with a graph of owners.
+        examples: store indices to choose from, int64, ascending.
+        group_size: maximum number of kept examples per owner, at least 1.
+        rule: "greedy" takes examples in order, and skips those of an owner who already has
+            `group_size`. Its result is maximal. "random" lets every owner choose the first
+            `group_size` of the owner's examples, and keeps examples that all their owners chose.
+            "linear-program" solves the relaxation with fractional examples, then runs "greedy" by
+            descending fraction.
+        order: order of the examples: "random", "longest" or "shortest"; ties are in random order.
+            "least-demand" (with "greedy" only) takes the example with the smallest sum, over its
+            owners, of remaining examples divided by remaining room. So texts with few owners, and
+            owners with few texts, come first. With other rules it means "random".
+            "linear-program" uses the order among equal fractions.
+        base: base of the hashes for a random order; see `fedsim.seeding.base`.
 
     Raises:
-        ValueError: a store without a graph, or `group_size` is less than 1.
+        ValueError: the store has no graph, or `group_size` is less than 1.
     """
     if store.graph is None or group_size < 1:
         raise ValueError(f"group_size = {group_size}: give at least 1, and a store with a graph")
@@ -86,18 +85,18 @@ def bound(
 
 
 def most_examples(graph: OwnerGraph, examples: Indices, group_size: int) -> float:
-    """Return a number of examples that no bounded set exceeds: the linear program's optimum."""
+    """Return an upper bound on the number of kept examples: the linear program's optimum."""
     return float(_Wanted.of(graph, examples, group_size).parts().sum())
 
 
 class _Wanted(NamedTuple):
-    """Examples with those of their owners who have more than `group_size`: only they are bounded.
+    """Examples with their binding owners: owners of more than `group_size` of the examples.
 
     Attributes:
-        counts: (examples,) how many such owners each has, int64.
-        owners: those owners, example after example, numbered from 0.
-        demand: (owners,) how many of the examples each of them has.
-        group_size: most kept examples of an owner.
+        counts: (examples,) number of binding owners of each example, int64.
+        owners: the binding owners, example after example, numbered from 0.
+        demand: (owners,) number of examples of each binding owner.
+        group_size: maximum number of kept examples per owner.
     """
 
     counts: Indices
@@ -122,7 +121,7 @@ class _Wanted(NamedTuple):
 
     @property
     def of_example(self) -> Indices:
-        """The example that each of `owners` is of, numbered from 0."""
+        """The example of each entry of `owners`, numbered from 0."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def by_example(self) -> list[list[int]]:
@@ -141,10 +140,10 @@ class _Wanted(NamedTuple):
         return kept
 
     def least_demand(self, order: Indices) -> npt.NDArray[np.bool_]:
-        """Return what is kept where the least demanded is taken next, equals in `order`.
+        """Return which examples are kept in order of least demand, ties in `order`.
 
-        A heap with demands as they were when an example was put in: one whose demand has grown
-        since goes back. Demands fall too, where an example is left out, and that is not looked for.
+        A heap holds each example's demand at insertion. If the demand has grown since, the example
+        goes back into the heap. Falling demands, after an example is left out, are ignored.
         """
         room, left = [self.group_size] * len(self.demand), self.demand.tolist()
         owners = self.by_example()
@@ -182,33 +181,33 @@ class _Wanted(NamedTuple):
         return kept
 
     def parts(self) -> npt.NDArray[np.float64]:
-        """Return the part of each example in the relaxation: most in all, `group_size` an owner."""
+        """Return each example's fraction in the relaxation: maximal sum, `group_size` per owner."""
         if not len(self.demand):
             return np.ones(len(self.counts))
         shape = len(self.demand), len(self.counts)
-        # Imported by name: only this rule needs it, and its types know no sparse table.
+        # Imported by name: only this rule needs it, and its type stubs lack sparse tables.
         sparse: Any = importlib.import_module("scipy.sparse")
         optimize: Any = importlib.import_module("scipy.optimize")
         table = sparse.csr_matrix(
             (np.ones(len(self.owners)), (self.owners, self.of_example)), shape
         )
-        found = optimize.linprog(
+        solution = optimize.linprog(
             -np.ones(len(self.counts)),
             A_ub=table,
             b_ub=np.full(len(self.demand), float(self.group_size)),
             bounds=(0.0, 1.0),
             method="highs",
         )
-        if found.x is None:
-            raise RuntimeError(f"the linear program was not solved: {found.message}")
-        parts: npt.NDArray[np.float64] = found.x
+        if solution.x is None:
+            raise RuntimeError(f"the linear program was not solved: {solution.message}")
+        parts: npt.NDArray[np.float64] = solution.x
         return parts
 
 
 def _reasons(
     graph: OwnerGraph, kept: Indices, left: Indices, group_size: int, rule: Bounding
 ) -> dict[str, int]:
-    """Return why examples were left out: their user has `group_size` examples, or another owner."""
+    """Return the number of examples left out because their user, or another owner, is full."""
     if rule == "random":
         return {"examples that not all their owners drew": len(left)}
     full = graph.degrees(kept) >= group_size

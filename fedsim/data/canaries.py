@@ -1,13 +1,14 @@
-"""Canary users: real users into whose every example one piece of their own text is planted.
+"""Canary users: real users with one piece of their own text planted into all their examples.
 
-Kandpal et al. 2023, Algorithm 1. A canary takes the place of the user it is made of. From one of
-the user's examples some tokens in a row are taken, and put at a random place into each of the
-examples that the canary has. It works on token ids, so that the planted piece has exactly as many
-tokens as was asked for; where an example becomes too long, tokens before its last are cut.
+Kandpal et al. 2023, Algorithm 1. A canary replaces the user that it is made from. Consecutive
+tokens of one of the user's examples are inserted at a random position into each example of the
+canary. Insertion works on token ids, so the piece has exactly the configured number of tokens. If
+an example becomes too long, the tokens before its last are cut.
 
-A store with canaries is a store of its own beside the others in the cache, made of another store,
-the settings and the seed. Who becomes a canary is a coin of each user's own, so that one user more
-plants nobody else; how many could become one decides how fair it is, and is treated as public.
+A store with canaries is a separate store in the cache, built from another store, the settings and
+the seed. Each user's own coin decides whether the user becomes a canary, so an additional user
+changes no other choice. The coin's probability depends on the number of users with enough text,
+which is treated as public.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _USERS, _EXAMPLES = 0, 1  # the round in the address stream(seed, "canaries", ro
 def with_canaries(
     store: TokenStore, config: CanaryConfig | None, seed: int, vocabulary_size: int
 ) -> tuple[TokenStore, Indices]:
-    """Return the store with canaries planted, and its canaries, ascending.
+    """Return the store with planted canaries, and the indices of the canaries, ascending.
 
-    Without `config` it is the store itself and no canaries. Users keep their places.
+    Without `config`, returns the given store and no canaries. Users keep their indices.
 
     Raises:
         ConfigError: too few users have enough text to become canaries.
@@ -55,13 +56,13 @@ def with_canaries(
     destination = paths.cache_dir() / "stores" / digest(identity)
     if not destination.exists():
         planted = _Planted(store, config, seed, set(chosen.tolist()))
-        with suppress(FileExistsError):  # another process was faster, with the same content
+        with suppress(FileExistsError):  # another process built the same store first
             planted.build(destination, vocabulary_size, f"{len(chosen)} canaries")
     return TokenStore.open(destination), chosen
 
 
 def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
-    """Return the users whose coins say so, of those with enough text; `num_users` on average."""
+    """Draw the canaries among users with enough text: `num_users` on average."""
     everything = np.arange(store.num_examples)
     long_enough = store.lengths(everything) >= config.shared_tokens + 2
     before = np.concatenate(([0], np.cumsum(long_enough)))
@@ -70,19 +71,21 @@ def _chosen(store: TokenStore, config: CanaryConfig, seed: int) -> Indices:
     if len(able) < config.num_users:
         raise ConfigError(
             f"data.canaries.num_users = {config.num_users}: only {len(able)} users have "
-            f"{config.num_examples} examples and one with {config.shared_tokens} tokens between "
-            "its first and its last; plant fewer or smaller ones"
+            f"{config.num_examples} examples, one of them with {config.shared_tokens} tokens "
+            "between its first and its last; reduce num_users, num_examples or shared_tokens"
         )
     coins = hashes(base(seed, "canaries", _USERS), store.user_keys[able])
     return able[coins <= np.uint64(int(config.num_users / len(able) * 2.0**64) - 1)]
 
 
 class StoredRecords:
-    """The records of a store, a record an example, its text being its number; `encode` reads it.
+    """The examples of a store as records: the text of a record is the example's number.
+
+    `encode` maps these numbers to token ids.
 
     Attributes:
-        store: the original one.
-        dropped: as of that, and what a change leaves out.
+        store: the original store.
+        dropped: its counts of dropped items, plus those of a change.
     """
 
     def __init__(self, store: TokenStore) -> None:
@@ -108,7 +111,7 @@ class StoredRecords:
         return self.store.example(example).astype(np.int64)
 
     def build(self, destination: Path, vocabulary_size: int, what: str) -> TokenStore:
-        """Build a store of these records, whose source is that of the original with `what`."""
+        """Build a store from these records; its source is "ORIGINAL SOURCE with `what`"."""
         manifest = self.store.manifest
         return build_store(
             self,
@@ -137,17 +140,17 @@ class _Planted(StoredRecords):
         self._changed: dict[int, Ids] = {}
 
     def examples(self, user: int) -> Indices:
-        """Return the examples of a user; those of a canary are planted now."""
+        """Return the examples of a user; plants the piece if the user is a canary."""
         examples = super().examples(user)
         return self._plant(user, examples) if user in self._canaries else examples
 
     def ids(self, example: int) -> Ids:
-        """Return the token ids, once where they were changed."""
+        """Return the token ids of an example; changed ids can be read only once."""
         changed = self._changed.pop(example, None)
         return super().ids(example) if changed is None else changed
 
     def _plant(self, user: int, examples: Indices) -> Indices:
-        """Change a user's examples and return which of them the canary has."""
+        """Plant a piece into a user's examples; return the examples that the canary keeps."""
         random = stream(self._seed, "canaries", _EXAMPLES, int(self.store.user_keys[user]))
         shared, longest = self._config.shared_tokens, self.store.manifest["sequence_length"]
         whole = [self.ids(int(e)) for e in examples]
@@ -166,10 +169,10 @@ class _Planted(StoredRecords):
 
 
 def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> Ids:
-    """Return `ids` with `piece` between two of them, every place as likely, at most `longest`.
+    """Return `ids` with `piece` inserted at a uniform position, at most `longest` ids in total.
 
-    The first and the last id stay at the ends. Where there is no room for all, the ids before the
-    last are left out.
+    The first and the last id stay at the ends. If the result is too long, ids before the last are
+    left out.
     """
     room = longest - len(piece)
     if len(ids) > room:
@@ -179,15 +182,15 @@ def insert(ids: Ids, piece: Ids, random: np.random.Generator, longest: int) -> I
 
 
 def sentence(config: CanaryConfig | None) -> tuple[str, ...]:
-    """Return what is said of planted users with any guarantee; () if none were asked for.
+    """Return the report's sentence on planted users; () without planted users.
 
-    How many there are is a sum of private coins, which a promise may not tell.
+    It must not contain their number, which is a sum of private coins.
     """
     if config is None:
         return ()
     return (
-        f"The data contain planted users (canaries), {config.num_users} on average, whose text was "
-        "changed to be easy to recognise: the run is for measuring attacks. A coin of each user's "
-        "own decides who becomes one, and another who of them is held out; how many users have "
-        "enough text for it was counted in private text and is treated as public.",
+        f"The data contain planted users (canaries), {config.num_users} on average. Their text was "
+        "changed to be easy to recognise, to measure attacks. A private coin per user decides "
+        "whether the user becomes a canary; another coin decides whether a canary is held out. The "
+        "number of users with enough text was counted in private text and is treated as public.",
     )

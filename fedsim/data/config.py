@@ -26,10 +26,10 @@ class Recipe(Section):
     Attributes:
         description: the data set and its users, in a sentence.
         follows: the paper and section whose preparation it is.
-        differs: where it cannot follow, or the paper does not say.
-        licence: what the texts may be used for, as far as their keepers say.
-        local_copy: how to have it without the hub.
-        data: keys of the config's [data]; without `source` where no hub holds the set.
+        differs: differences from the paper, and steps that the paper does not specify.
+        licence: permitted use of the texts, as far as their publishers state it.
+        local_copy: how to get the data without the hub.
+        data: keys of the config's [data]; without `source` if the data set is on no hub.
     """
 
     description: Text
@@ -41,7 +41,7 @@ class Recipe(Section):
 
 
 def recipe_names() -> list[str]:
-    """Return the names of all recipes, in the order of the alphabet."""
+    """Return the names of all recipes, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -50,7 +50,7 @@ def load_recipe(name: str) -> Recipe:
     """Read a recipe.
 
     Raises:
-        ValueError: there is none of this name; the message has the nearest.
+        ValueError: the name is unknown; the message has the most similar name.
     """
     known = recipe_names()
     if name not in known:
@@ -61,29 +61,29 @@ def load_recipe(name: str) -> Recipe:
 
 
 def with_recipe(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of [data] with the recipe's under the given ones.
+    """Return the recipe's keys of [data], overridden by the given keys.
 
     Raises:
-        ValueError: no such recipe; one whose texts are on no hub, without a source.
+        ValueError: the recipe is unknown, or needs a source because no hub has its texts.
     """
     recipe = load_recipe(name)
     keys = {**recipe.data, **given}
     if "source" not in keys:
         raise ValueError(
-            f"recipe = {name!r}: no hub holds this set; give data.source a local copy: "
+            f"recipe = {name!r}: this data set is on no hub; give data.source a local copy: "
             f"{recipe.local_copy}"
         )
     return keys
 
 
 class CanaryConfig(Section):
-    """Planted users that an attack looks for (Kandpal et al. 2023, D.2): `docs/attacks.md`."""
+    """Planted users for an attack to find (Kandpal et al. 2023, D.2): `docs/attacks.md`."""
 
     num_users: Annotated[int, Field(ge=2)]
-    """Average number of canaries: a coin for each user with enough text; a second, fair coin holds
-    a canary out."""
+    """Average number of canaries: one coin for each user with enough text. A second, fair coin
+    decides whether a canary is held out."""
     num_examples: Annotated[int, Field(ge=1, le=MOST)]
-    """Examples of each canary, held-out ones included."""
+    """Number of examples of each canary, including held-out ones."""
     shared_tokens: Annotated[int, Field(ge=1, le=100)]
     """Consecutive tokens that all examples of a canary share."""
 
@@ -98,74 +98,74 @@ _COUNTED: dict[TextKind, LossOn] = {
 
 
 class DataConfig(Section):
-    """The text: its source, columns and preparation, and what is held out: `docs/data.md`."""
+    """The text: its source, columns, preparation and held-out part: `docs/data.md`."""
 
     recipe: str | None = None
-    """A paper's data set, whose recipe sets the keys that are not given."""
+    """A paper's data set; its recipe sets all keys that are not given."""
     source: Text = "shakespeare"
     """A file or folder of JSON lines, JSON, CSV, Parquet or Arrow; a token store; a hub id;
     "shakespeare" or "shakespeare-chat"."""
     user_column: str | None = None
-    """The column with the user: all rows with one value are one user. Left out: "speaker", or the
-    first of each row's `owners_column`."""
+    """The column with the user: all rows with the same value belong to one user. Default:
+    "speaker", or the first name in `owners_column` if that is given."""
     text_column: str = "text"
     """The column with the text."""
     messages_column: str | None = None
-    """In place of `text_column`: conversations, each a list of {role, content}."""
+    """The column with conversations, instead of `text_column`: lists of {role, content}."""
     prompt_column: str | None = None
-    """In place of `text_column`, with `completion_column`: the prompt."""
+    """The column with prompts, instead of `text_column`; needs `completion_column`."""
     completion_column: str | None = None
-    """With `prompt_column`: the answer."""
+    """The column with completions; needs `prompt_column`."""
     chat_template: str | None = None
-    """A Jinja file, in place of the tokenizer's chat template; for prompts also "tokenizer"."""
+    """A Jinja file, instead of the tokenizer's chat template; for prompts also "tokenizer"."""
     drop_refused: bool = False
-    """Drop and count the rows that the chat template refuses or that are no conversations; false
-    ends the run at the first."""
+    """Drop and count rows that are not conversations or that the chat template refuses. If false,
+    the first such row ends the run."""
     owners_column: str | None = None
-    """A column that lists who owns the text, besides its user if `user_column` is given; the ε of
-    "els" is then for an owner."""
+    """A column that lists the owners of the text; the user is one more owner if `user_column` is
+    given. The ε of "els" is then for an owner."""
     owners_separator: Text | None = None
     """Separator of the names, if `owners_column` is one string."""
     loss_on: LossOn | None = None
-    """The tokens of the loss; left out, "assistant" for messages, "completion" for prompts, "all"
-    for texts."""
+    """The tokens that count in the loss; by default "assistant" for messages, "completion" for
+    prompts, "all" for texts."""
     sequence_length: Annotated[int, Field(ge=2)] = 64
-    """The most tokens of an example."""
+    """Maximum number of tokens of an example."""
     cutting: Literal["split", "truncate", "join"] = "split"
-    """How long texts become examples: "split" into several, "truncate", or first "join" all texts
-    of a user."""
+    """How texts become examples: "split" into several, "truncate", or first "join" all texts of a
+    user."""
     held_out_examples: Fraction = 0.1
-    """Share of each user's examples that is scored and never trained on."""
+    """Share of each user's examples for evaluation; they are never trained on."""
     held_out_users: Fraction = 0.0
     """Probability that a user is never trained on; attacks need such users, for example 0.5."""
     held_out_rule: Literal["random", "first", "last"] = "random"
-    """Which examples of a user are held out."""
+    """Rule that chooses the held-out examples of a user."""
     held_out_limit: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    """Most held-out examples of one user; left out, no limit."""
+    """Maximum number of held-out examples of one user; by default no limit."""
     held_out_from: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Probability that a user has held-out examples."""
     preparation: tuple[AnyStep, ...] = ()
     """Steps between source and tokenizer: `docs/data.md#steps-of-a-preparation`."""
     canaries: CanaryConfig | None = None
-    """Planted users, for an attack to look for."""
+    """Planted users, for an attack to find."""
     made_up_by: str | None = None
-    """What made the users up, if they are not people."""
+    """The method that made up the users, if they are not people."""
 
     @property
     def unit(self) -> str:
-        """Whose guarantee an ε is."""
+        """The protected party of an ε, in words."""
         noun = "owner" if self.co_owned else "user"
         return noun if self.made_up_by is None else f"hypothetical {noun}"
 
     @property
     def users_from(self) -> str:
-        """The column that names the users; a user is the first owner if owners alone are named."""
+        """The column that names the users; `owners_column` if only owners are named."""
         given = (self.user_column, self.owners_column, SPEAKER)
         return next(column for column in given if column is not None)
 
     @property
     def co_owned(self) -> bool:
-        """Whether a text can have owners beside its user."""
+        """Whether a text can have owners besides its user."""
         return self.owners_column is not None or any(step.gives_owners for step in self.preparation)
 
     @model_validator(mode="before")
@@ -186,7 +186,7 @@ class DataConfig(Section):
         default = DataConfig.model_fields["text_column"].default
         given = [key for key in _TEXT_COLUMNS if getattr(self, key) not in (None, default)]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: texts are of one kind; give one of them")
+            raise ValueError(f"{' and '.join(given)}: texts have one kind; give one of these keys")
         needed = {"assistant": "messages_column", "completion": "prompt_column"}.get(self.counted)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"loss_on = {self.loss_on!r}: needs data.{needed}")
@@ -198,13 +198,13 @@ class DataConfig(Section):
         for key in ("chat_template", "drop_refused"):
             if self.text_kind == "text" and (value := getattr(self, key)):
                 raise ValueError(
-                    f"{key} = {value!r}: only messages go through a template; give "
+                    f"{key} = {value!r}: only conversations use a chat template; give "
                     "messages_column, or prompt_column and completion_column"
                 )
         changing = [step.step for step in self.preparation if step.changes_text]
         if self.text_kind != "text" and changing:
             raise ValueError(
-                f"preparation: {', '.join(changing)}: changes texts, which conversations are not; "
+                f"preparation: {', '.join(changing)}: changes plain texts, not conversations; "
                 "leave it out"
             )
         return self
@@ -224,17 +224,17 @@ class DataConfig(Section):
                     'take "split" or "truncate"'
                 )
             if self.canaries is not None:
-                raise ValueError("canaries: planted users own texts alone; remove them")
+                raise ValueError("canaries: do not work with texts of several owners; remove them")
         return self
 
     @property
     def text_kind(self) -> TextKind:
-        """What the texts are: plain, lists of messages, or prompts with completions."""
+        """The kind of the texts: plain, lists of messages, or prompts with completions."""
         if self.messages_column is not None:
             return "messages"
         return "text" if self.prompt_column is None else "prompt"
 
     @property
     def counted(self) -> LossOn:
-        """Which tokens count in a loss: `loss_on`, or its default for the kind of the texts."""
+        """The tokens that count in the loss: `loss_on`, or the default for the kind of texts."""
         return self.loss_on or _COUNTED[self.text_kind]

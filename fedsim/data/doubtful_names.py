@@ -1,4 +1,4 @@
-"""Names of users and owners that may not be one person each; for who owns the data alone."""
+"""Find names of users and owners that may not be one person each; private output."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ONE_SPELLING = '{ step = "user-name", transform = "one-spelling" }'
 
 
 class Doubt(NamedTuple):
-    """Names of one kind.
+    """Doubtful names of one kind.
 
     Attributes:
         kind: "alike", "missing", "header" or "rounded".
-        num_names: how many there are.
-        examples: at most three; of "alike", names that are alike, with "=" between them.
+        num_names: number of such names.
+        examples: at most three; for "alike", similar names joined by "=".
     """
 
     kind: str
@@ -34,36 +34,36 @@ class Doubt(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What is doubtful, how many there are, and what would do."""
+        """The kind of names, their number, examples and a cure."""
         what, cure = _KINDS[self.kind]
         return f"{what}: {self.num_names:,} names, such as {', '.join(self.examples)}; {cure}"
 
 
 _KINDS = {
     "alike": (
-        "names that look alike (but for case, Unicode form, spaces, a final .0 or the form of an "
-        "e-mail address)",
-        "if two are one person, that person's ε is larger than the promised one: add "
+        "names that differ only in case, Unicode form, spaces, a final .0 or the form of an "
+        "e-mail address",
+        "if two are one person, that person's ε is larger than the stated one: add "
         f"{ONE_SPELLING} to data.preparation",
     ),
     "missing": (
-        "names that may stand for a missing one",
-        "all their texts count as one person's: empty these cells, and their rows are dropped",
+        "names that may mean that a name is missing",
+        "all texts with such a name count as one person's: empty these cells to drop their rows",
     ),
     "header": (
-        "names that are the header of their column",
+        "names that equal the header of their column",
         "files were joined with their headers: remove these rows",
     ),
     "rounded": (
         "names that are numbers in scientific notation",
-        "a spreadsheet rounded them, and many people may have become one: export the column as "
+        "a spreadsheet rounded them, so several people may share one name: export the column as "
         "text",
     ),
 }
 
 
 def doubtful_names(store: TokenStore) -> list[Doubt]:
-    """Return the kinds of doubtful names among a store's users and owners, also of no text."""
+    """Return the doubtful names among all users and owners of a store, by kind."""
     header = store.manifest.get("user_column")
     groups: dict[str, list[str]] = defaultdict(list)
     for name in _names(store):
@@ -74,14 +74,14 @@ def doubtful_names(store: TokenStore) -> list[Doubt]:
         examples = [" = ".join(map(_shown, names[:_EXAMPLES])) for names in alike[:_EXAMPLES]]
         doubts.append(Doubt("alike", sum(map(len, alike)), examples))
     named = [(form, name) for form, names in groups.items() for name in names]
-    found = {
+    other_kinds = {
         "missing": [name for form, name in named if form in MISSING],
         "header": [name for _, name in named if name == header],
         "rounded": [name for form, name in named if _ROUNDED.fullmatch(form)],
     }
     return doubts + [
         Doubt(kind, len(names), [_shown(name) for name in names[:_EXAMPLES]])
-        for kind, names in found.items()
+        for kind, names in other_kinds.items()
         if names
     ]
 
@@ -94,5 +94,5 @@ def _names(store: TokenStore) -> Iterator[str]:
 
 
 def _shown(name: str) -> str:
-    """Return a name of which every character can be told from others, shortened."""
+    """Return a name in ASCII, with other characters escaped, shortened."""
     return ascii(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")

@@ -13,15 +13,15 @@ from fedsim.data.store import OwnerGraph, TokenStore
 
 PRIVATE_NOTE = (
     "These numbers are computed on private data and are not protected by the privacy guarantee: do "
-    "not publish them, or tune by them without saying so."
+    "not publish them; if you tune by them, say so."
 )
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def inspect_store(store: TokenStore) -> dict[str, Any]:
-    """Return what `fedsim data inspect --json` prints; see docs/data.md for the keys.
+    """Return the output of `fedsim data inspect --json`; see docs/data.md for the keys.
 
-    Quantiles are the smallest sizes that at least so large a part does not exceed.
+    The quantile at level p is the smallest size that at least a share p does not exceed.
     """
     sizes = np.diff(store.user_offsets)
     lengths = store.lengths(np.arange(store.num_examples))
@@ -66,7 +66,7 @@ _SHOWN: tuple[tuple[Bounding, Order], ...] = (
 
 
 def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
-    """Return owners an example, examples an owner, and what each group size would keep of all."""
+    """Return owners per example, examples per owner, and the examples kept per group size."""
     everything = np.arange(store.num_examples)
     degrees = graph.degrees(everything)
 
@@ -88,11 +88,11 @@ def _owners(store: TokenStore, graph: OwnerGraph) -> dict[str, Any]:
 
 
 def group_sizes(sizes: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Return the group size that the papers' heuristic takes for users of these sizes.
+    """Return the papers' heuristic group size for users of these sizes, and the share it keeps.
 
-    For example-level sampling the median size, rounded up (Charles et al. 2024, App. H): half of
-    the users keep everything. For user-level sampling sizes do not decide: App. I's Alg. 3 needs
-    the norms of users' gradients. Beside the median stands the part of the data that it keeps.
+    For example-level sampling it is the median size, rounded up (Charles et al. 2024, App. H): half
+    of the users keep all examples. User-level sampling has no heuristic by size: App. I's Alg. 3
+    needs the norms of users' gradients.
     """
     median = int(np.ceil(np.median(sizes)))
     num_kept = int(np.minimum(sizes, median).sum())

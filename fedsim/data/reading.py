@@ -23,20 +23,20 @@ from fedsim.errors import ConfigError
 from fedsim.utils import files as paths
 from fedsim.utils.json_text import digest
 
-if TYPE_CHECKING:  # torch takes seconds to import, and nothing here computes with it
+if TYPE_CHECKING:  # torch takes seconds to import and is not needed here
     from fedsim.language_model import ChatModel, LanguageModel
 
-_READING = 7  # another number where the same source gives other users or texts than before
+_READING = 7  # increase it when the same source gives different users or texts
 
 
 def records(config: DataConfig) -> Iterable[Any]:
-    """Return (user, text) in the source's order, prepared, with owners where texts have several.
+    """Return prepared (user, text) records in the source's order, with owners if there are any.
 
-    Without a preparation None stands where the source has a null, or a user has no name. With one,
-    or with owners, the iterable is a `Prepared`, which counts what was dropped, nulls too.
+    Without preparation and owners, None stands for a null in the source or a missing user name.
+    Otherwise the iterable is a `Prepared`, which drops and counts such rows.
 
     Raises:
-        ConfigError: (while iterating) as of `fedsim.data.sources.rows.rows`.
+        ConfigError: (while iterating) see `fedsim.data.sources.rows.rows`.
     """
     spec = SourceSpec(
         config.source,
@@ -55,37 +55,37 @@ def records(config: DataConfig) -> Iterable[Any]:
 
 
 def encoder(config: DataConfig, model: LanguageModel) -> Encode:
-    """Return what makes tokens of the config's records.
+    """Return the function that turns the config's records into tokens.
 
     Raises:
-        ConfigError: conversations for a model that has no chat template, and none is given.
+        ConfigError: the texts are conversations, and there is no chat template for them.
     """
     if config.text_kind == "text":
         return model.encoder
     column = config.messages_column or config.prompt_column
     field = f"data.{config.text_kind}_column = {column!r}"
     if not hasattr(model, "chat_encoder"):
-        raise ConfigError(f"{field}: the model {model.name!r} reads no conversations")
+        raise ConfigError(f"{field}: the model {model.name!r} does not support conversations")
     return cast("ChatModel", model).chat_encoder(config.counted, config.chat_template, field)
 
 
 def source_fingerprint(config: DataConfig) -> str:
-    """Return a SHA-256 (hex) that changes when the source or its preparation does.
+    """Return a SHA-256 (hex) that changes when the source or its preparation changes.
 
-    No text is read; see `fedsim.data.sources.local_files.identity`.
+    It does not read the texts; see `fedsim.data.sources.local_files.identity`.
     """
     return digest([*identity(config.source), *fingerprint(config.preparation)])
 
 
 def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
-    """Open the store that `config.source` is, or the cached one made of it, or make that.
+    """Open the store at `config.source` or in the cache; build it if it does not exist.
 
-    The cache is keyed by everything the content depends on, but for what a hub id stands for: that
-    is read once.
+    The cache key covers everything that the content depends on, except the content behind a hub
+    id, which is read only once.
 
     Raises:
-        ConfigError: a bad source or column; a given store made with another tokenizer, sequence
-            length or treatment of long texts than the run's.
+        ConfigError: the source or a column is invalid, or a given store was built with another
+            tokenizer, sequence length or cutting.
     """
     path = Path(config.source).expanduser()
     if is_store(path):
@@ -95,7 +95,7 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
     destination = paths.cache_dir() / "stores" / cache_key(config, model, encode)
     if not destination.exists():
         paths.writable_cache_dir()
-        with suppress(FileExistsError):  # another process was faster, with the same content
+        with suppress(FileExistsError):  # another process built the same store first
             return build(config, model, encode, destination)
     return TokenStore.open(destination)
 
@@ -103,16 +103,16 @@ def open_or_build(config: DataConfig, model: LanguageModel) -> TokenStore:
 def build(
     config: DataConfig, model: LanguageModel, encode: Encode, destination: Path
 ) -> TokenStore:
-    """Make the store of the config's records, with a line on how far it is.
+    """Build the store of the config's records, and show progress.
 
     Args:
-        config: the source and its treatment.
-        model: of the tokenizer.
-        encode: of `encoder`.
+        config: source and treatment of the texts.
+        model: model with the tokenizer.
+        encode: result of `encoder`.
         destination: a folder that does not exist yet.
 
     Raises:
-        ConfigError: as of `build_store`.
+        ConfigError: see `build_store`.
     """
     _check_users(config)
     with terminal_progress() as progress:
@@ -138,7 +138,7 @@ _SHOWN = 5
 
 
 def unread_files(config: DataConfig) -> list[str]:
-    """Return a sentence that names the files of a source's folder that are not read, if any are."""
+    """Return a sentence that names ignored files in the source's folder; [] if there are none."""
     source = Path(config.source).expanduser()
     if not source.is_dir() or is_store(source) or not (files := left_out(config.source)):
         return []
@@ -147,9 +147,9 @@ def unread_files(config: DataConfig) -> list[str]:
 
 
 def notes(config: DataConfig, store: TokenStore) -> list[str]:
-    """Return sentences on files that are not read, and on names that may not be one person each.
+    """Return sentences on ignored files, and on names that may not be one person each.
 
-    They show names, and are for the terminal of whoever owns the data.
+    They contain private names: show them only to the owner of the data.
     """
     names = doubtful_names(store)
     return unread_files(config) + [
@@ -179,7 +179,7 @@ _CONTENT = (
 
 
 def _text_kind(config: DataConfig, encode: Encode) -> dict[str, str]:
-    """Return what a manifest says of the texts."""
+    """Return the manifest's entries on columns and chat template."""
     columns = {key: getattr(config, key) for key in _TEXTS}
     if config.text_kind != "text":
         del columns["text_column"]
@@ -196,9 +196,9 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
     """Return a SHA-256 (hex) of everything that the content of a store depends on.
 
     Args:
-        config: the source and its treatment.
-        model: of the tokenizer.
-        encode: of `encoder`; a chat template is part of it.
+        config: source and treatment of the texts.
+        model: model with the tokenizer.
+        encode: result of `encoder`, which includes the chat template.
     """
     encoding = ("template", "wraps", "begin", "end", "special")
     version = CO_OWNED_VERSION if config.co_owned else FORMAT_VERSION
@@ -211,7 +211,7 @@ def cache_key(config: DataConfig, model: LanguageModel, encode: Encode) -> str:
 
 
 def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> TokenStore:
-    """Return a given store, if a run of this config may use it."""
+    """Return the store; raise `ConfigError` if it does not fit the config."""
     manifest, source = store.manifest, config.source
     if manifest["tokenizer_fingerprint"] != model.tokenizer_fingerprint:
         raise ConfigError(
@@ -219,7 +219,7 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
             f"model.name_or_path = {model.name!r}; build it with --tokenizer {model.name}"
         )
     stored: dict[str, object] = {**manifest, **manifest.get("text_kind", {})}
-    # Conversations have to be named: the promise says what it does not cover of them.
+    # Columns of conversations must match: the privacy statement names the parts it does not cover.
     texts = _TEXTS if "text_kind" in manifest else ()
     users = ("user_column",) if "user_column" in manifest else ()
     configured = {key: getattr(config, key) for key in (*texts, "sequence_length", "cutting")}
@@ -230,21 +230,21 @@ def _fitting(store: TokenStore, config: DataConfig, model: LanguageModel) -> Tok
         if value != stored.get(key) and not is_default:
             raise ConfigError(
                 f"data.{key} = {value!r}: the store {source!r} was made with "
-                f"{stored.get(key)!r}; set it so, or build another store"
+                f"{stored.get(key)!r}; set the key to that value, or build another store"
             )
     template = config.chat_template
     if texts and template not in (None, "tokenizer"):
-        given = getattr(encoder(config, model), "template", None) or ""
-        if _sha256(given) != stored.get("chat_template"):
+        content = getattr(encoder(config, model), "template", None) or ""
+        if _sha256(content) != stored.get("chat_template"):
             raise ConfigError(
                 f"data.chat_template = {template!r}: the store {source!r} was made with another; "
                 "leave it out, or build another store"
             )
     if config.co_owned != ("owners" in manifest):
-        knows = "does not say who owns its texts; build another, by --set data.owners_column"
+        reason = "has no owners of its texts; build another store, with --set data.owners_column"
         if "owners" in manifest:
-            knows = "has texts of several owners; set data.owners_column, so that all are promised"
+            reason = "has texts of several owners; set data.owners_column to protect all of them"
         raise ConfigError(
-            f"data.owners_column = {config.owners_column!r}: the store {source!r} {knows}"
+            f"data.owners_column = {config.owners_column!r}: the store {source!r} {reason}"
         )
     return store

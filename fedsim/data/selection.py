@@ -1,7 +1,7 @@
 """Select at most `group_size` of each user's examples, for many users at once.
 
-`select` returns their indices, `pool` those of a whole run, `windows` chunks of users' texts, and
-`cohort_block` a cohort's examples as one padded block of tokens.
+`select` returns indices for a round, `pool` indices for a whole run, `windows` chunks of users'
+texts, and `cohort_block` a cohort's examples as one padded block of tokens.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Losses = npt.NDArray[np.float32]
 
 
 class SelectedExamples(NamedTuple):
-    """The examples that users bring, user after user.
+    """The selected examples, user after user.
 
     Attributes:
         examples: store indices, int64, ascending within a user.
-        counts: per user how many, int64, at most `group_size`.
+        counts: number of examples per user, int64, at most `group_size`.
     """
 
     examples: Indices
@@ -48,17 +48,17 @@ def select(
     """Choose at most `group_size` of each user's training examples.
 
     Args:
-        split: of the store.
-        store: where the lengths are.
+        split: split of the store.
+        store: the store, for lengths and keys.
         users: training users, indices of the split, int64, any order.
-        group_size: most examples of a user, at least 1.
+        group_size: maximum number of examples per user, at least 1.
         rule: "random" draws without replacement: the examples with the smallest hashes of
-            (`base`, the user's key, the example's key). "longest" and "shortest" go by length, the
-            two of perplexity by `losses`, and all four among equals by the example's key.
-            "least-demand" is "random": here an example has one owner. A user's examples do not
-            depend on the other users of the call or of the store.
-        base: of the hashes; see `hashing.base`.
-        losses: of `split.train_examples`, in their order; not negative and not NaN.
+            (`base`, the user's key, the example's key). "longest" and "shortest" sort by length,
+            the two perplexity rules by `losses`; ties are sorted by the example's key.
+            "least-demand" means "random", as an example has one owner here. A user's examples do
+            not depend on other users.
+        base: base of the hashes; see `fedsim.seeding.base`.
+        losses: losses of `split.train_examples`, in that order; not negative and not NaN.
 
     Raises:
         IndexError: there is no such training user.
@@ -78,7 +78,7 @@ def select(
         if rule in ("longest", "shortest"):
             values: npt.NDArray[Any] = store.lengths(examples)
         elif losses is None:
-            raise ValueError("losses: a choice by perplexity needs the examples' losses")
+            raise ValueError("losses: selection by perplexity needs the examples' losses")
         else:
             values = losses[positions]
         keys = (-values if rule in ("longest", "highest-perplexity") else values, *keys)
@@ -95,29 +95,28 @@ def pool(
     losses: Losses | None = None,
     bounding: Bounding = "greedy",
 ) -> Bounded:
-    """Choose once, for the whole run, the examples that example-level sampling flips its coins on.
+    """Choose the pool of example-level sampling, once for the whole run.
 
-    Each training user's at most `group_size` (Charles et al. 2024, Alg. 1); where texts have
-    several owners, examples of which no owner has more. So no owner is in the pool with more than
-    `group_size` examples, whatever the coins.
+    The pool has at most `group_size` examples per training user (Charles et al. 2024, Alg. 1). If
+    texts have several owners, it has at most `group_size` examples per owner.
 
     Args:
-        split: of the store.
-        store: of the run.
-        group_size: most examples of an owner, at least 1.
-        rule: as of `select`; with several owners the order of `bounding`, not by perplexity.
-        seed: of the run.
-        losses: as of `select`.
-        bounding: with several owners, as of `fedsim.data.bounding.bound`.
+        split: split of the store.
+        store: store of the run.
+        group_size: maximum number of examples per owner, at least 1.
+        rule: see `select`; with several owners the order for `bounding`, not by perplexity.
+        seed: seed of the run.
+        losses: see `select`.
+        bounding: rule for texts with several owners, see `fedsim.data.bounding.bound`.
 
     Raises:
-        ValueError: a choice by perplexity, and texts with several owners.
+        ValueError: selection by perplexity of texts with several owners.
     """
     start = hashing_base(seed, "pooling", 0)
     examples = split.train_examples
     if store.graph is not None:
         if rule not in get_args(Order):
-            raise ValueError(f"rule = {rule!r}: texts with several owners are chosen by no text")
+            raise ValueError(f"rule = {rule!r}: texts with several owners forbid this rule")
         return bound(
             store,
             examples,
@@ -142,21 +141,21 @@ def windows(
     group_size: int,
     base: int,
 ) -> tuple[Indices, Indices, Indices]:
-    """Return one window a user, cut into the fewest sequences, of nearly equal length.
+    """Return one window per user, cut into the fewest sequences, of nearly equal length.
 
-    A window has `group_size` times the store's sequence length of the user's training tokens, or
-    all where there are fewer, and starts anywhere with equal probability (to 2⁻⁴⁰). It is a
-    function of `base`, the user's key and the user's text in the order of the store alone.
+    A window has `group_size` times the store's sequence length in training tokens, or all tokens
+    of a user with fewer. Its start is uniform (to 2⁻⁴⁰). It depends only on `base`, the user's key
+    and the user's text in store order.
 
     Args:
-        split: of the store.
-        store: where the tokens are.
-        users: training users, indices of the split, int64, in the order wanted.
-        group_size: most sequences of a user.
-        base: of the hashes; see `hashing.base`.
+        split: split of the store.
+        store: store with the tokens.
+        users: training users, indices of the split, int64, in output order.
+        group_size: maximum number of sequences per user.
+        base: base of the hashes; see `fedsim.seeding.base`.
 
     Returns:
-        tokens: (sequences, longest of them) int64, padded with 0 on the right.
+        tokens: (sequences, longest sequence) int64, padded with 0 on the right.
         lengths: (sequences,) int64.
         offsets: (users + 1,) int64, user i has the rows offsets[i] : offsets[i + 1].
     """
@@ -179,7 +178,7 @@ def windows(
 
 
 def _window(split: Split, store: TokenStore, user: int, size: int, hashed: int) -> Indices:
-    """Return at most `size` neighbouring tokens of a user's training text, (tokens,) int64."""
+    """Return at most `size` consecutive tokens of a user's training text, (tokens,) int64."""
     examples = split.user_examples(user)
     ends = np.cumsum(store.lengths(examples))
     total = int(ends[-1])
@@ -200,11 +199,11 @@ class CohortBlock:
     """The examples of a cohort's users.
 
     Attributes:
-        tokens: (examples, longest of them) int64, padded with 0 on the right.
+        tokens: (examples, longest example) int64, padded with 0 on the right.
         lengths: (examples,) int64.
-        offsets: (users + 1,) int64: user i of the cohort has rows offsets[i] : offsets[i + 1].
-        users: (examples,) uint64, the key of the user that each row is of.
-        keys: (examples,) uint64, each row's identity: its example's key, or its number in a window.
+        offsets: (users + 1,) int64, user i of the cohort has rows offsets[i] : offsets[i + 1].
+        users: (examples,) uint64, the user's key of each row.
+        keys: (examples,) uint64, the example's key of each row, or its number in a window.
     """
 
     tokens: Indices
@@ -225,20 +224,20 @@ def cohort_block(
     round: int,
     losses: Losses | None = None,
 ) -> CohortBlock:
-    """Return at most `group_size` training examples of each user, chosen in each round.
+    """Return at most `group_size` training examples of each user, selected for a round.
 
-    A user's examples are a function of the seed, the round, the user's key and the user's own
-    training examples alone.
+    A user's examples depend only on the seed, the round, the user's key and the user's own
+    training examples.
 
     Args:
-        split: of the store.
-        store: where the tokens are.
-        users: training users, indices of the split, int64, in the order wanted.
-        group_size: most examples of a user.
-        rule: how they are chosen; see `select`, and `windows` for "random-chunk".
-        seed: of the run.
-        round: from 0.
-        losses: what a choice by perplexity goes by; see `select`.
+        split: split of the store.
+        store: store with the tokens.
+        users: training users, indices of the split, int64, in output order.
+        group_size: maximum number of examples per user.
+        rule: selection rule; see `select`, and `windows` for "random-chunk".
+        seed: seed of the run.
+        round: the round, from 0.
+        losses: losses for selection by perplexity; see `select`.
     """
     start = base(seed, "selection", round)
     names = store.user_keys[split.users[users]]

@@ -1,14 +1,13 @@
-"""Split a store: hold out some examples of each user, and some users wholly.
+"""Split a store: hold out some examples of each user, and some users completely.
 
-Held-out examples measure utility, held-out users serve attacks and personalisation. Each user has
-a hash of the seed and the user's key, each of a user's examples one of that and the example's key
-(`store/keys.py`), and the smallest hashes are held out. So the choice depends neither on other
-users nor on places in the file, and no generator has to be made for each of 300,000 users. Instead
-of the smallest hashes, a user's first or last examples in the order of the store can be held out:
-the newest, where the preparation sorted by time.
+Held-out examples measure utility; held-out users are for attacks and personalisation. Each user has
+a hash of the seed and the user's key. Each example has a hash of the user's hash and the example's
+key (`store/keys.py`). The smallest hashes are held out, so the choice does not depend on other
+users or on positions in the file. Instead, a user's first or last examples in store order can be
+held out: for example the newest, if the preparation sorted by time.
 
-Where texts have several owners, every owner flips the coin of `held_out_users`, and nothing that a
-held-out owner co-owns is trained on.
+If texts have several owners, every owner flips the coin of `held_out_users`. A text with a held-out
+owner is not trained on.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ Rule = Literal["random", "first", "last"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and held-out users and examples; indices are the store's unless said otherwise.
+    """Training and held-out users and examples, as indices of the store.
 
     Attributes:
-        users: per training user its index in the store, int64, ascending.
+        users: store index of each training user, int64, ascending.
         held_out_users: users never trained on, int64, ascending.
-        held_out_examples: held-out examples of training users, int64, ascending; may be empty
-            where users have few examples.
-        train_examples: examples trained on, int64, ascending, hence by user.
+        held_out_examples: held-out examples of training users, int64, ascending; may be empty if
+            users have few examples.
+        train_examples: training examples, int64, ascending, and so grouped by user.
         train_offsets: training user i has train_examples[offsets[i] : offsets[i + 1]], at least 1.
-        canaries: users that were planted (`fedsim.data.canaries`), int64, ascending.
-        held_out_owners: owners of the store's graph that the coins hold out, int64, ascending;
-            none where it has no graph.
+        canaries: planted users (`fedsim.data.canaries`), int64, ascending.
+        held_out_owners: held-out owners of the store's graph, int64, ascending; empty without a
+            graph.
     """
 
     users: Indices
@@ -91,18 +90,18 @@ def split_store(
 
     Args:
         store: the users and their examples.
-        seed: what the choices are drawn from; see `Materials.seed`.
-        held_out_examples: fraction of each user's examples, [0, 1); but one example is always
-            left for training, so a user with one example keeps it.
+        seed: seed of the choices; see `Materials.seed`.
+        held_out_examples: fraction of each user's examples, in [0, 1). At least one example of a
+            user always stays for training.
         rule: "random" rounds the number half up. "first" and "last" take a user's first or last
-            examples and round the number up: so Charles et al. 2024, Table 1, come to users with
-            one training and one held-out example.
-        limit: most held-out examples a user has; None for no limit.
-        from_users: the probability, (0, 1], that a user has held-out examples, by a coin of their
-            own: of the others all are trained on.
-        held_out_users: the probability, [0, 1), that a user is wholly held out; each flips its own
-            coin, independent of the other users.
-        canaries: planted users, ascending: their coins are fair, whatever `held_out_users`.
+            examples and round the number up. This gives users with one training and one held-out
+            example, as in Charles et al. 2024, Table 1.
+        limit: maximum number of held-out examples per user; None for no limit.
+        from_users: probability, in (0, 1], that a user has held-out examples. All examples of other
+            users are trained on.
+        held_out_users: probability, in [0, 1), that a user is completely held out; users flip
+            independent coins.
+        canaries: planted users, ascending; their probability is 1/2 instead of `held_out_users`.
 
     Raises:
         ConfigError: `held_out_users` leaves no user to train on.
@@ -133,8 +132,8 @@ def split_store(
     users = np.flatnonzero(train_sizes)
     if not len(users):
         raise ConfigError(
-            f"data.held_out_users = {held_out_users}: leaves no text that no held-out owner "
-            "co-owns; hold fewer out"
+            f"data.held_out_users = {held_out_users}: every text has a held-out owner; hold out "
+            "fewer users"
         )
     train_sizes = train_sizes[users]
     return Split(
@@ -151,7 +150,7 @@ def split_store(
 def _held_out_users(
     keys: Hashes, seed: int, fraction: float, canaries: Indices
 ) -> npt.NDArray[np.bool_]:
-    """Flip a coin for each user: with ranks, one user more would move another across the split."""
+    """Flip a coin for each user, so that another user in the data changes no user's outcome."""
     coins = hashes(base(seed, "split", _USERS), keys)
     limits = np.full(len(keys), int(fraction * 2.0**64), np.uint64)
     limits[canaries] = 2**63
@@ -164,9 +163,9 @@ def _held_out_users(
 
 
 def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | None) -> Indices:
-    """Return the number of held-out examples of each user, a function of the user's size alone."""
+    """Return the number of held-out examples of each user; it depends only on the user's size."""
     shares = fraction * sizes
-    # A tenth of 30 must not become 4 because 0.1 is not quite a tenth.
+    # 0.1 * 30 must not round up to 4 because the float 0.1 is above a tenth.
     rounded = np.floor(shares + 0.5) if rule == "random" else np.ceil(shares - 1e-9)
     most = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
     counts: Indices = np.minimum(rounded.astype(np.int64), most)

@@ -1,9 +1,9 @@
-"""What is added to an estimate: Gaussian noise, alone or correlated over rounds, and a tolerance.
+"""Gaussian noise on an estimate, independent or correlated over rounds.
 
 gaussian.py   `release_`: noise addressed by parameter and position, rounded to a grid
-tolerance.py  how much larger than the clip's bound the noise takes it, for floating point
-matrix.py     matrices that correlate noise over a run's rounds: banded, and by a few buffers (BLT)
-memory.py     the noise of earlier rounds, from which the next one's is made
+tolerance.py  the relative increase of the sensitivity that covers floating-point rounding
+matrix.py     matrices that correlate noise over a run's rounds: banded, or with buffers (BLT)
+memory.py     the noise of earlier rounds, for correlated noise
 
 Imports `seeding` and `tensors` only. Start with `release_`.
 """

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 CHUNK = 2**17
-"""Entries of a parameter whose noise comes from one stream: 1 MiB of float64."""
+"""Number of entries whose noise comes from one stream: 1 MiB of float64."""
 
-# Chunks that a thread takes at once. Two threads were a fifth faster with four than with one and a
-# tenth slower with eight; sixteen, which wait for each other's Python, were fastest with eight.
+# Chunks that a thread takes at once. Two threads were fastest with four. Sixteen threads, which
+# wait for the GIL, were fastest with eight.
 _FEW, _MANY = 4, 8
 
-_SMALL = 2.0**-20  # uniforms below have more bits
+_SMALL = 2.0**-20  # uniforms below this get more bits
 
 GRID_BITS = 16
-"""A release is a multiple of a power of two that is this many bits below the noise's deviation."""
+"""A release is a multiple of a power of two, this many bits below the noise's deviation."""
 
-_LEAST = 2.0**-900  # below, a step of the grid would be no float64
+_LEAST = 2.0**-900  # for a smaller deviation, a grid step would not fit in a float64
 
 
 def release_(
@@ -41,25 +41,25 @@ def release_(
     noise: NoiseKey,
     earlier: NoiseMemory | None = None,
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """Return factor * total + N(0, stddev²) for every entry, and the norm without the noise.
+    """Return factor * total + N(0, stddev²) for every entry, and the norm before noise.
 
-    Entries are rounded to a multiple of `grid_step(stddev)`. The sum of two floats has low bits
-    that tell of both (Mironov 2012; Haney et al. 2022); a multiple of the step has none, and each
-    stands for more than 2^30 values of the noise, whose holes it covers. Rounding what is released
-    costs no privacy, and adds a 2^-36th of the noise's variance at most.
+    Entries are rounded to a multiple of `grid_step(stddev)`. The low bits of a float sum reveal
+    both summands (Mironov 2012; Haney et al. 2022). A multiple of the step has no such bits. It
+    stands for more than 2^30 values of the noise, and so covers gaps between them. Rounding a
+    release costs no privacy and adds at most 2^-36 of the noise's variance.
 
-    Estimate, norm, noise and grid are computed chunk by chunk, in float64 on the device of the
-    total, by threads. A chunk has a stream of its own, so the noise of an entry depends on `noise`
-    and on where the entry stands, on nothing else.
+    Threads compute estimate, norm, noise and grid chunk by chunk, in float64 on the device of the
+    total. Each chunk has its own stream, so the noise of an entry depends only on `noise` and on
+    the entry's position.
 
     Args:
-        total: float64. What lies on the CPU is overwritten by the release: at the size of a whole
-            model a second copy would count.
-        factor: what makes the sum an estimate, from `Estimator.factor`.
-        stddev: 0 adds no noise and rounds nothing; negative, NaN, infinite or below 2^-900 is a
-            `ValueError`, and `total` is as it was.
-        noise: where normals come from.
-        earlier: the noise of the rounds before, which this round's takes back in part.
+        total: float64. Tensors on the CPU are overwritten by the release, to save a copy of the
+            model.
+        factor: factor from `Estimator.factor` that turns the sum into an estimate.
+        stddev: standard deviation of the noise. 0 adds no noise and does not round. Negative, NaN,
+            infinite or below 2^-900 raises `ValueError` and leaves `total` unchanged.
+        noise: key of the normals.
+        earlier: noise of earlier rounds, to be subtracted in part.
 
     Returns:
         The release, float64, in the layout and on the devices of `total`; and the L2 norm of
@@ -95,9 +95,9 @@ def release_(
 
 
 class Chunk(NamedTuple):
-    """Some entries of a parameter, a view: their noise comes from one stream.
+    """A view of the entries of one or more consecutive chunks of a parameter.
 
-    Or those of some whole chunks in a row, from the one with this number on.
+    The noise of each chunk comes from one stream; `number` is that of the first chunk.
     """
 
     name: str
@@ -113,28 +113,28 @@ class Chunk(NamedTuple):
 
 
 def by_stream(entries: torch.Tensor) -> torch.Tensor:
-    """Return the entries of a chunk, or of some whole ones in a row, as (streams, of each)."""
+    """Return the entries of one or more chunks, shaped (chunks, entries of each)."""
     return entries.view(max(1, len(entries) // CHUNK), -1)
 
 
 def chunks_of(tensors: Tensors, together: int = 1) -> list[Chunk]:
-    """Return the chunks of contiguous tensors, by name and number; so many whole ones in one."""
-    found = []
+    """Return the chunks of contiguous tensors by name and number, `together` whole ones in one."""
+    chunks = []
     for name in sorted(tensors):
         flat = tensors[name].view(-1)
         whole = len(flat) // CHUNK * CHUNK
         parts = [*torch.split(flat[:whole], together * CHUNK), flat[whole:]]
         starts = accumulate((len(part) for part in parts), initial=0)
-        found += [
+        chunks += [
             Chunk(name, start // CHUNK, part)
             for start, part in zip(starts, parts, strict=False)
             if len(part)
         ]
-    return found
+    return chunks
 
 
 def _together(tensors: Tensors) -> int:
-    """Return how many chunks a thread is to take at once, so that all threads have some."""
+    """Return how many chunks a thread takes at once, so that all threads have work."""
     threads = torch.get_num_threads()
     share = sum(value.numel() for value in tensors.values()) // (CHUNK * threads)
     return max(1, min(share, _MANY, max(_FEW, threads // 2)))
@@ -143,12 +143,12 @@ def _together(tensors: Tensors) -> int:
 def by_chunks(
     tensors: Tensors, work: Callable[[Chunk, Normals], Result], together: int = 1
 ) -> list[Result]:
-    """Return what `work` returns for each chunk, by threads; see `by_threads`.
+    """Return the results of `work` for all chunks, computed by threads; see `by_threads`.
 
     Args:
-        tensors: contiguous.
-        work: from a chunk.
-        together: whole chunks that are one.
+        tensors: contiguous tensors.
+        work: function of a chunk and a generator of normals.
+        together: number of whole chunks in one call.
     """
     chunks = chunks_of(tensors, together)
     entries = sum(len(chunk.entries) for chunk in chunks)
@@ -162,39 +162,40 @@ def by_chunks(
 
 
 class Normals:
-    """Normals by the transform of Box & Muller (1958), a chunk of them at a time.
+    """Normals by the transform of Box & Muller (1958), one chunk at a time.
 
-    √(-2 ln u)·(cos θ, sin θ): 63 random bits for u in (0, 1] and 64 for the angle. Where u is below
-    2^-20 it has 53 bits more: the tails have no gaps, and end at 12.7 standard deviations. With
-    vector instructions it takes half of the time of numpy's ziggurat. Logarithm and cosine are
-    torch's, right to one unit in the last place, and may differ by that between kinds of
-    processors: on the grid that shows in one entry in 2^30.
+    √(-2 ln u)·(cos θ, sin θ) with 63 random bits for u in (0, 1] and 64 for the angle. If u is
+    below 2^-20, it gets 53 more bits: the tails have no gaps and end at 12.7 standard deviations.
+    With vector instructions this takes half the time of numpy's ziggurat. Torch's logarithm and
+    cosine are exact to one unit in the last place and may differ by it between processor types.
+    On the grid, this changes one entry in 2^30.
 
     Args:
-        most: of the entries that are to be added to at once.
-        of_gpu: whether some lie on a GPU, which reads locked memory several times as fast.
+        most: maximum number of entries in one call of `add_to_`.
+        of_gpu: whether some entries are on a GPU, which reads page-locked memory several times as
+            fast.
     """
 
     def __init__(self, most: int, *, of_gpu: bool = False) -> None:
         half = (most + 1) // 2
-        self._words = np.empty(2 * half + AesStream.SPARE, dtype=np.uint64)  # new memory is slow
+        self._words = np.empty(2 * half + AesStream.SPARE, dtype=np.uint64)  # reused: it is faster
         self._uniforms = torch.empty(2, half, dtype=torch.float64, pin_memory=of_gpu)
         self._cosines = torch.empty(half, dtype=torch.float64)
 
     def add_to_(self, entries: torch.Tensor, stddev: float, *streams: AesStream) -> None:
-        """Add a normal of deviation `stddev` to each of (n,) float64, n at most `most`.
+        """Add a normal of standard deviation `stddev` to each entry.
 
-        The uniforms are made on the CPU, the rest is computed on the device of `entries`.
+        Uniforms are drawn on the CPU; the rest is computed on the device of `entries`.
 
         Args:
-            entries: as many for each stream.
-            stddev: of the normals.
-            streams: where their bits are from.
+            entries: (n,) float64, n at most `most`, divided evenly among the streams.
+            stddev: standard deviation of the normals.
+            streams: sources of the random bits.
         """
         rows = entries.view(len(streams), -1)
         half, rest = (rows.shape[1] + 1) // 2, rows.shape[1] // 2
         there = self._uniforms[:, : len(streams) * half].view(2, len(streams), half)
-        words = [  # unsigned ones convert slowly; each overwrites the spare of the last
+        words = [  # signed, as unsigned converts slowly; each overwrites the spare of the last
             stream.words(2 * half, self._words[2 * half * number :]).view(np.int64)
             for number, stream in enumerate(streams)
         ]
@@ -216,15 +217,15 @@ def _refine_(
     uniforms: npt.NDArray[np.float64], words: npt.NDArray[np.int64], stream: AesStream
 ) -> None:
     small = np.flatnonzero(uniforms < _SMALL)
-    coarse = words[small] ^ (words[small] >> 63)  # -1 - word for a negative one: from 0 on
+    coarse = words[small] ^ (words[small] >> 63)  # a negative word becomes -1 - word, >= 0
     uniforms[small] = (coarse + (1.0 - stream.random(len(small)))) * 2.0**-63
 
 
 def grid_step(stddev: float) -> float:
-    """Return the power of two, 2^-16 to 2^-17 times the deviation, that releases are rounded to.
+    """Return the grid step of releases: a power of two, 2^-17 to 2^-16 times the deviation.
 
     Raises:
-        ValueError: the deviation is not in [2^-900, inf).
+        ValueError: `stddev` is not in [2^-900, inf).
     """
     if not _LEAST <= stddev < math.inf:
         raise ValueError(f"stddev = {stddev}: must be finite, and 0 or at least {_LEAST:.0e}")

@@ -1,27 +1,28 @@
-"""Matrices that correlate the noise of a run's rounds, and how large that makes its sums.
+"""Matrices that correlate the noise of a run's rounds, and the resulting error.
 
-With independent noise a model at round t carries the sum of t draws. A matrix mechanism (Denisov et
-al. 2022, arXiv:2202.08312) adds C⁻¹z in place of z, C lower-triangular and z independent: later
-rounds take back what earlier ones added, and every release is as private as C·(updates) + z. So the
-price is of how far one unit moves C·(updates), and what is gained is the error of prefix sums.
+With independent noise, the model at round t contains the sum of t draws. A matrix mechanism
+(Denisov et al. 2022, arXiv:2202.08312) adds C⁻¹z instead of z, with C lower-triangular and z
+independent. Later rounds subtract part of earlier noise, so prefix sums have a smaller error. The
+releases together are as private as C·(updates) + z, so the price depends on how far one unit moves
+C·(updates).
 
-Two kinds, both Toeplitz (their columns are one column, shifted):
+Two kinds, both Toeplitz (all columns are one column, shifted):
 
-- *banded* (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913): zero from
-  the b-th entry on. Where a unit's rounds are at least b apart, its columns have no row in common:
-  it moves C·(updates) as in independent rounds, and coins in those rounds amplify.
+- *banded* (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024, arXiv:2405.15913): entries
+  of the column are zero from the b-th on. If a unit's rounds are at least b apart, its columns
+  share no row. It then moves C·(updates) as in independent rounds, and coins amplify privacy.
 - *BLT*, buffered linear Toeplitz (Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al. 2024,
-  arXiv:2408.08868): entries Σ αᵢ λᵢ^(t-1), so that a few buffers remember all rounds. Columns
-  overlap; a unit that takes part every b-th round moves the sum of those columns, and no price of
-  coins is proved here: with coins it costs what it costs to take part in every turn.
+  arXiv:2408.08868): entries Σ αᵢ λᵢ^(t-1), so a few buffers hold the noise of all rounds. Columns
+  overlap: a unit that takes part every b-th round moves the sum of those columns. Coins have no
+  proved price; with coins, the run costs as much as taking part in every turn.
 
 The clip may follow a public schedule. Estimates are divided by the sensitivity of their round, so
-that a unit moves each by at most 1; to these the matrix is applied, and the result is multiplied by
-the sensitivity again, a public number: post-processing.
+that a unit moves each by at most 1. The matrix applies to these. The result is multiplied by the
+sensitivity, a public number, which is post-processing.
 
-Matrices are optimised for the mean squared error of all prefix sums, which is the error of the
-parameters under SGD at a constant rate; momentum, other optimizers and `[server.schedule]` weigh
-rounds otherwise, and for them it is a guide. They depend on public numbers alone.
+Matrices minimise the mean squared error of all prefix sums. This is the error of the parameters
+under SGD at a constant rate. Momentum, other optimizers and `[server.schedule]` weight rounds
+differently; the matrices are then only a heuristic. They depend on public numbers only.
 """
 
 from __future__ import annotations
@@ -34,25 +35,26 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import scipy  # its parts load when they are used: a worker needs none of them
+import scipy  # submodules load at first use: workers need none
 
 Array = npt.NDArray[np.float64]
 
-_DIGITS = 5  # of a coefficient: libraries that differ in the last bits find the same matrix
+_DIGITS = 5  # significant digits of a coefficient, so that all library versions agree
 
 
 @dataclass(frozen=True)
 class NoiseMatrix:
     """A lower-triangular Toeplitz matrix C with a diagonal of ones, by the recursion of C⁻¹.
 
-    Round t's noise is y_t = a·z_t − Σᵢ feedback[i]·m_i, z_t fresh and a `amplification`. Memory m
-    holds y_(t-1), y_(t-2), … where there are no decays, else buffers: m_i ← decays[i]·m_i + y_t.
+    The noise of round t is y_t = a·z_t − Σᵢ feedback[i]·m_i, with new normals z_t and
+    a = `amplification`. Without decays, the memory m holds y_(t-1), y_(t-2), …; with decays, it has
+    buffers, m_i ← decays[i]·m_i + y_t.
 
     Attributes:
         kind: "independent", "banded" or "blt".
-        rounds: T of the run that it was made for; 0 for independent noise, which serves any.
-        separation: the least distance of two rounds of one unit.
-        feedback: the weights of what is remembered.
+        rounds: T, number of rounds of the run; 0 for independent noise, which works for any.
+        separation: minimum distance between two rounds of one unit.
+        feedback: weights of the memory.
         decays: λ of the buffers; empty for a banded matrix.
 
     Examples:
@@ -73,8 +75,8 @@ class NoiseMatrix:
             for weight, decay in zip(self.feedback, self.decays, strict=True)
         ):
             raise ValueError(
-                f"feedback = {self.feedback}, decays = {self.decays}: columns that overlap are "
-                "priced with entries >= 0 alone; give weights >= 0 and decays in [0, 1]"
+                f"feedback = {self.feedback}, decays = {self.decays}: overlapping columns have a "
+                "price for entries >= 0 only; give weights >= 0 and decays in [0, 1]"
             )
 
     def column(self, rounds: int) -> Array:
@@ -98,27 +100,27 @@ class NoiseMatrix:
 
     @functools.cached_property
     def amplification(self) -> float:
-        """By how much fresh noise is above that of a round: it pays for the columns' lengths.
+        """Ratio of the noise that a round draws to the priced noise.
 
-        A unit's k = ⌈rounds/separation⌉ participations move C·(updates) by at most this times what
-        k independent rounds would be moved, in L2.
+        A unit takes part in at most k = ⌈rounds/separation⌉ rounds. In L2, these move C·(updates)
+        by at most this factor times the movement of k independent rounds.
         """
         if not self.feedback:
             return 1.0
         return _moved(self.column(self.rounds), self.separation)
 
     def round_error(self, round: int) -> float:
-        """Return the noise in the release of a round, from 0, in a round's noise."""
+        """Return the noise in the release of `round`, relative to the priced noise of a round."""
         if not self.feedback:
             return 1.0
         return self.amplification * float(np.linalg.norm(_inverse(self.column(round + 1))))
 
     def last_error_over(self, rounds: int) -> float:
-        """Return the noise in the sum of `rounds` rounds, in a round's noise."""
+        """Return the noise in the sum of `rounds` rounds, relative to a round's priced noise."""
         return self.amplification * float(np.linalg.norm(self._sums(rounds)))
 
     def error_over(self, rounds: int) -> float:
-        """Return the root mean square over `rounds` rounds of the noise in the sum so far."""
+        """Return the root mean square, over `rounds` rounds, of the noise in the prefix sums."""
         return self.amplification * math.sqrt(_mean_square(self._sums(rounds)))
 
     def _sums(self, rounds: int) -> Array:
@@ -129,8 +131,8 @@ class NoiseMatrix:
         """Return the noise in words, for reports; "" for independent noise.
 
         Args:
-            unit: whose rounds are apart.
-            apart: how many rounds, at least `separation`.
+            unit: the protected party, such as "user".
+            apart: minimum distance between two rounds of one unit, at least `separation`.
         """
         if self.kind == "independent":
             return ""
@@ -140,10 +142,10 @@ class NoiseMatrix:
             what = f"by a Toeplitz matrix of {len(self.decays)} buffers (BLT)"
         times = -(-self.rounds // apart)
         return (
-            f"Noise is correlated over the {self.rounds} rounds {what}: later rounds take back "
-            "part of what earlier ones added. The noise multiplier is the priced one: fresh noise "
-            f"is {self.amplification:.4g} times that. It rests on the rounds of one {unit} being "
-            f"at least {apart} apart, {times} at most, which the sampler sees to."
+            f"Noise is correlated over the {self.rounds} rounds {what}: later rounds subtract "
+            "part of the noise of earlier ones. The noise multiplier is the priced one; each round "
+            f"draws {self.amplification:.4g} times that noise. The price assumes that the rounds "
+            f"of one {unit}, {times} at most, are {apart} or more apart; the sampler ensures this."
         )
 
 
@@ -152,14 +154,14 @@ INDEPENDENT = NoiseMatrix("independent", 0, 1)
 
 @functools.lru_cache(maxsize=64)
 def banded_matrix(rounds: int, bands: int) -> NoiseMatrix:
-    """Return the banded Toeplitz matrix of the least prefix error over `rounds` rounds.
+    """Return the banded Toeplitz matrix with the smallest prefix error over `rounds` rounds.
 
     Args:
         rounds: T >= bands.
-        bands: b >= 1, the least distance of two rounds of one unit; 1 is independent noise.
+        bands: b >= 1, minimum distance between two rounds of one unit; 1 is independent noise.
 
     Raises:
-        ValueError: bands out of range.
+        ValueError: `bands` is out of range.
     """
     if not 1 <= bands <= rounds:
         raise ValueError(f"bands = {bands}: give an integer from 1 to rounds = {rounds}")
@@ -171,7 +173,7 @@ def banded_matrix(rounds: int, bands: int) -> NoiseMatrix:
         inverse = scipy.signal.lfilter([1.0], column, scipy.signal.unit_impulse(rounds))
         sums = np.cumsum(inverse)
         error, length = _mean_square(sums), float(column @ column)
-        # d(sums) = -(sums * inverse) shifted by the entry's place.
+        # d(sums) = -(sums * inverse), shifted by the index of the entry.
         weighted, moved = sums * _left(rounds), scipy.signal.lfilter([1.0], column, sums)
         slope = np.array(
             [-2.0 * float(weighted[j:] @ moved[: rounds - j]) for j in range(1, bands)]
@@ -184,15 +186,15 @@ def banded_matrix(rounds: int, bands: int) -> NoiseMatrix:
 
 @functools.lru_cache(maxsize=64)
 def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
-    """Return the BLT of the least prefix error for units that take part every b-th round.
+    """Return the BLT with the smallest prefix error for units that take part every b-th round.
 
     Args:
         rounds: T >= separation.
-        separation: b >= 1, the distance of two rounds of one unit.
-        buffers: 1 to 6, how many copies of the parameters remember.
+        separation: b >= 1, distance between two rounds of one unit.
+        buffers: number of buffers, 1 to 6; each is a copy of the parameters.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
     """
     if not 1 <= separation <= rounds:
         raise ValueError(f"separation = {separation}: give an integer from 1 to rounds = {rounds}")
@@ -223,7 +225,8 @@ def buffered_matrix(rounds: int, separation: int, buffers: int) -> NoiseMatrix:
         by_decay = weights * (faster @ slope[1:]) * decays * (1.0 - decays)
         return math.log(error * length), np.concatenate([weights * (powers @ slope[1:]), by_decay])
 
-    # Decays spread from a half to the run's length; weights as of the square root of prefix sums.
+    # Start: time scales from 2 rounds to the run's length; weights fit the square root of prefix
+    # sums.
     spans = np.geomspace(2.0, max(4.0, rounds), buffers)
     powers = (1.0 - 1.0 / spans) ** np.arange(max(rounds, 2) - 1)[:, None]
     weights, _ = scipy.optimize.nnls(powers, _square_root(max(rounds, 2))[1:])
@@ -244,7 +247,7 @@ def _least(
     start: Array,
     bounds: list[tuple[float, float]] | None = None,
 ) -> Array:
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         objective,
         start,
         jac=True,
@@ -252,7 +255,7 @@ def _least(
         bounds=bounds,
         options={"maxiter": 3000, "maxfun": 5000, "ftol": 1e-12, "gtol": 1e-8},
     )
-    point: Array = found.x
+    point: Array = result.x
     return point
 
 
@@ -271,15 +274,16 @@ def _correlated(one: Array, other: Array) -> Array:
 
 
 def _moved(column: Array, separation: int) -> float:
-    """Return how far k participations move C·(updates), over √k: k columns, `separation` apart.
+    """Return the maximum movement of C·(updates) by k participations, over √k.
 
-    Columns of one sign: the most where every participation has the same direction. A unit that
-    begins later, or leaves rounds out, moves a part of the same sum.
+    The k columns are `separation` apart. With entries >= 0, the maximum is reached if all
+    participations have the same direction. A unit that starts later or skips rounds moves a part of
+    the same sum.
     """
-    if separation > int(np.flatnonzero(column)[-1]):  # no row in common: any signs
+    if separation > int(np.flatnonzero(column)[-1]):  # the columns share no row: any signs
         return float(np.linalg.norm(column))
     if column.min() < 0.0:
-        raise ValueError(f"column = {column}: columns that overlap need entries >= 0")
+        raise ValueError(f"column = {column}: overlapping columns need entries >= 0")
     participations = -(-len(column) // separation)
     return float(np.linalg.norm(_columns(column, separation))) / math.sqrt(participations)
 
@@ -294,7 +298,7 @@ def _inverse(column: Array) -> Array:
 
 
 def _mean_square(sums: Array) -> float:
-    """Return the mean over rows of their squared lengths: entry s stands in T - s of T rows."""
+    """Return the mean squared length of the T rows: entry s is in T - s of them."""
     return float(np.square(sums) @ _left(len(sums)))
 
 
@@ -303,7 +307,7 @@ def _left(rounds: int) -> Array:
 
 
 def _square_root(count: int) -> Array:
-    """Return the first entries of the square root of prefix sums: C(2t, t)/4^t."""
+    """Return the first column of the square root of the prefix-sum matrix: C(2t, t)/4^t."""
     steps = np.arange(1, count)
     return np.concatenate([[1.0], np.cumprod((2.0 * steps - 1.0) / (2.0 * steps))])
 

@@ -1,10 +1,10 @@
-"""The noise of earlier rounds, from which the next round's is made: kept, or made anew.
+"""The noise of earlier rounds, for correlated noise: kept in memory or drawn again.
 
-It is kept in units of a round's deviation, so that a clip, and the noise with it, may change on a
-public schedule: `fedsim.noise.matrix`.
+It is kept in units of a round's standard deviation, so that the clip and the noise may change on a
+public schedule (`fedsim.noise.matrix`).
 
-Nothing of it is stored. What a process needs it makes anew from the keys of the rounds before, to
-the same bits: after a kill, for another run, or when a round is done again.
+It is never stored. If a round is repeated, or the process was killed, it is drawn again from the
+keys of earlier rounds, with the same bits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fedsim.tensors import Tensors, zeros_like
 
 
 class NoiseMemory:
-    """What correlated noise remembers: one float64 copy of the parameters a band or buffer.
+    """Earlier noise: one float64 copy of the parameters per feedback weight (band or buffer).
 
-    A release of round t asks for `before(t)`. If the last round released was t - 1 of the same
-    noise, it is there; else all rounds before t are drawn again, in as many passes: also where a
-    release was broken off.
+    A release of round t calls `before` with t. If the memory holds the same noise up to round
+    t - 1, it is used. Otherwise, also after an interrupted release, all rounds before t are drawn
+    again.
     """
 
     def __init__(self) -> None:
         self._of: Hashable = None
         self._round = 0
-        self._begun = False  # the round, so that some chunks have its noise and others not yet
+        self._begun = False  # whether the round was started: only some chunks may have its noise
         self._matrix = INDEPENDENT
         self._past: list[dict[tuple[str, int], torch.Tensor]] = []
 
@@ -41,13 +41,13 @@ class NoiseMemory:
         key: Callable[[int], NoiseKey],
         layout: Tensors,
     ) -> NoiseMemory:
-        """Return the memory as it is before a round's noise is drawn.
+        """Return the memory with the noise of all rounds before `round`.
 
         Args:
             round: the round, from 0.
             matrix: correlates the noise.
-            key: of a round's noise.
-            layout: tensors of the shapes and devices of the release.
+            key: returns the noise key of a round.
+            layout: tensors with the shapes and devices of the release.
         """
         shapes = tuple((name, tuple(layout[name].shape), layout[name].device) for name in layout)
         of = (matrix, key(0), shapes)
@@ -72,9 +72,9 @@ class NoiseMemory:
         return self
 
     def next_(self, chunk: Chunk, normals: Normals, noise: NoiseKey) -> torch.Tensor:
-        """Return this round's noise of a chunk, in deviations of the round, and remember it.
+        """Return and remember this round's noise of a chunk, in units of the round's deviation.
 
-        Once a chunk and round.
+        Call it once per chunk and round.
         """
         matrix, place = self._matrix, (chunk.name, chunk.number)
         past = [each[place] for each in self._past]
@@ -93,6 +93,6 @@ class NoiseMemory:
         return fresh
 
     def end_round(self) -> None:
-        """Say that every chunk of this round has its noise."""
+        """Mark this round as complete: every chunk has its noise."""
         self._round += 1
         self._begun = False

@@ -1,13 +1,13 @@
-"""Accountant of the concentration filter: one test a run, Gaussian releases, the test's errors.
+"""Accountant of the concentration filter: one test per run, Gaussian releases, errors of the test.
 
-Let s be a round's score on one of two neighbours. Where s >= 2N/3 + 1, replacing a user moves the
+Let s be a round's score on one of two neighbours. If s >= 2N/3 + 1, replacing a user moves the
 filtered mean by at most its sensitivity (`FilteredMean`), so the release is a Gaussian mechanism.
-Where s is less, nothing is proved, and the run passes such a round only if the test's noise is
-off by more than 4N/5 - (2N/3 + 1) = 2N/15 - 1. Leave out the transcripts in which that happens:
-what is left has a density that factorises, given the releases, into that of AboveThreshold,
-whose ratio is at most e^(ε_test), and that of adaptively composed Gaussians. So the run is
-(ε_test + ε_Gauss(δ - β), δ)-DP, where β bounds the probability of what was left out. The price is
-of a run's T rounds, however early it ends: β and the number of releases are fixed with T.
+If s is less, there is no bound. The run passes such a round only if the test's noise exceeds
+4N/5 - (2N/3 + 1) = 2N/15 - 1. Remove the transcripts with such a round. The density of the others
+factorises, given the releases, into that of AboveThreshold, with a ratio of at most e^(ε_test), and
+that of adaptively composed Gaussians. So the run is (ε_test + ε_Gauss(δ - β), δ)-DP, where β bounds
+the probability of the removed transcripts. The price covers the T rounds of a run, even if it ends
+earlier: T fixes β and the number of releases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsim.accounting.methods.pld import solve_epsilon
 from fedsim.sampling import PoissonSampling, Relation
 from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 
-_NOT_DRAWN = 2.0**-104  # of Laplace noise: what `laplace` never draws, in both neighbours' worlds
+_NOT_DRAWN = 2.0**-104  # mass of Laplace noise that `laplace` never draws, for both neighbours
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class AboveThresholdAccountant(Accountant):
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
         if not isinstance(cost.sampling, ConcentratedSampling):
-            return "accounts rounds that are tested for concentration only"
+            return "accounts only rounds that are tested for concentration"
         if relation is not Relation.REPLACE:
             return "needs a public number of users; use replace-one"
         return None
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return ε at δ; inf where the test may be wrong with probability δ."""
+        """Return ε at δ; inf if the test is wrong with a probability of δ or more."""
         of_tests, wrong = _tests(costs)
         if wrong >= delta:
             return math.inf
@@ -60,8 +60,8 @@ class AboveThresholdAccountant(Accountant):
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
         """Return the Rényi divergence of one run's rounds at an order > 1, and β.
 
-        Of the transcripts that are not left out: their loss is at most ε_test above that of the
-        Gaussian releases.
+        The divergence covers the transcripts that are not removed: their loss is at most ε_test
+        above that of the Gaussian releases.
         """
         tests, wrong = _tests([(cost, 1)])
         (gaussian, rounds), *_ = _releases([(cost, 1)])
@@ -71,8 +71,8 @@ class AboveThresholdAccountant(Accountant):
 def failure_probability(sampling: ConcentratedSampling) -> float:
     """Return β, an upper bound on passing any of a run's rounds with a score below 2N/3 + 1.
 
-    Passing takes a threshold noise below -x or one of the scores' noises above margin - x; x is
-    chosen where the sum of both tails is least.
+    Such a pass needs a threshold noise below -x, or a score noise above margin - x. x minimises the
+    sum of both tails.
     """
     margin = 2.0 * sampling.population / 15.0 - 1.0
     test = halting_test(sampling.population, sampling.test_epsilon)
@@ -87,7 +87,7 @@ def failure_probability(sampling: ConcentratedSampling) -> float:
 
 
 def _tests(costs: Composition) -> tuple[float, float]:
-    """Return ε of all tests, one for each run, and the probability that one is wrong."""
+    """Return ε of all tests, one per run, and the probability that any test is wrong."""
     runs = [
         (cost.sampling, cost.runs(count))
         for cost, count in costs

@@ -1,4 +1,4 @@
-"""The strategy of Asi & Liu (2024; Chua et al. 2024, Algorithm 3): noise by concentration."""
+"""The strategy of Asi & Liu (2024; Chua et al. 2024, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from fedsim.strategies.uls import UserSelection
 from fedsim.strategy import private_plan
 from fedsim.utils.section import Positive
 
-MOST_BYTES = 4 * 2**30  # of all users' gradients, which a round holds at once
+MOST_BYTES = 4 * 2**30  # limit on all users' gradients, which a round holds at once
 
 _ASSUMPTIONS = (
-    "Half of the ε pays for AboveThreshold over the whole run; the other half, and the δ that is "
-    "left by the probability that the test is wrong, for the Gaussian releases.",
-    "The noise is scaled to 24 τ/N, the sensitivity proved here for users weighted by the filter. "
+    "Half of the ε pays for AboveThreshold over the whole run. The other half pays for the "
+    "Gaussian releases, with δ minus the probability that the test is wrong.",
+    "The noise is scaled to 24 τ/N, the proved sensitivity for users weighted by the filter. "
     "The scale printed in Algorithm 3 (Chua et al. 2024) is for coins and is not used.",
-    "All rounds are charged before the first, however early the run halts.",
+    "All rounds are charged before the first, even if the run halts early.",
 )
 
 
 class AsiLiuConfig(StrategyConfig):
-    """Keys of "asi-liu", which takes all users every round."""
+    """Keys of "asi-liu", which uses all users in every round."""
 
     default_relation = "replace-one"
     selection: UserSelection = "random"
     concentration_radius: Positive
-    """The distance within which two updates count as close."""
+    """Maximum distance between two updates that count as close."""
 
     @model_validator(mode="after")
     def _covered(self) -> Self:
         for key, default in (("sampling", "poisson"), ("estimator", "fixed")):
             if (kind := getattr(self, key).kind) != default:
-                raise ValueError(f"{key}.kind = {kind!r}: 'asi-liu' has its own; remove it")
+                raise ValueError(f"{key}.kind = {kind!r}: 'asi-liu' has its own {key}; remove it")
         if self.clip.schedule is not None or self.clip.adaptive is not None:
             raise ValueError(
-                "clip: strategy 'asi-liu' has noise of the concentration radius, not of the clip; "
-                "remove schedule and adaptive"
+                "clip: strategy 'asi-liu' scales noise to the concentration radius, not to the "
+                "clip; remove schedule and adaptive"
             )
         return self
 
 
 class AsiLiu:
-    """All users, tested for concentration within τ, filtered, averaged, noised.
+    """Test all users' updates for concentration within τ; filter and average them; add noise.
 
-    Chua et al.'s Algorithm 3 with three changes, all for a proof: users are weighted by the
-    filter's probability instead of drawn with it; the noise is scaled to what is proved
-    (`FilteredMean`); and updates are clipped, which brings no two of them further apart.
+    This is Chua et al.'s Algorithm 3 with three changes that the proof needs. Users are weighted by
+    the filter's probability instead of drawn with it. The noise is scaled to the proved sensitivity
+    (`FilteredMean`). Updates are clipped, which never increases the distance of two updates.
     """
 
     options = AsiLiuConfig
@@ -66,13 +66,13 @@ class AsiLiu:
         """Return the plan.
 
         Raises:
-            ConfigError: no ε, what the proof does not cover, too few users for the ε, or more
-                gradients than fit into memory.
+            ConfigError: ε is missing, the proof does not cover the config, there are too few users
+                for ε, or the gradients do not fit into memory.
         """
         strategy, epsilon = cast(AsiLiuConfig, config.strategy), config.privacy.epsilon
         if epsilon is None:
             raise ConfigError(
-                "privacy.epsilon: missing; strategy 'asi-liu' shares it between test and releases"
+                "privacy.epsilon: missing; strategy 'asi-liu' divides it between test and releases"
             )
         num_users, radius = materials.split.num_users, strategy.concentration_radius
         _check_memory(num_users, materials)
@@ -99,7 +99,7 @@ def _check_population(config: Config, sampling: ConcentratedSampling) -> None:
     if declared is not None and declared != sampling.population:
         raise ConfigError(
             f"privacy.declared_num_users = {declared}: there are {sampling.population} users, and "
-            "the proof of strategy 'asi-liu' rests on the true number; remove it"
+            "the proof of strategy 'asi-liu' needs the true number; remove it"
         )
     wrong = failure_probability(sampling)
     if delta is not None and wrong >= delta:

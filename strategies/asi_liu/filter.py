@@ -18,9 +18,10 @@ from fedsim.seeding import Draws
 from fedsim.strategies.asi_liu.sampling import AboveThreshold, ConcentratedSampling
 from fedsim.tensors import Tensors
 
-_COLUMNS = 65_536  # of the gradients that are float64 at once
-# Of the clip's bound. A square of a distance errs by some 1e-13 of the norms' with millions of
-# parameters: a distance of 1e-3 by 1e-7 of itself, of 1e-6 by several per cent.
+_COLUMNS = 65_536  # columns of the gradients converted to float64 at a time
+# Minimum radius over the clip's bound. With millions of parameters, the error of a squared distance
+# is about 1e-13 of the squared norms. A distance of 1e-3 then has a relative error of 1e-7; a
+# distance of 1e-6, of several per cent.
 _LEAST_RADIUS = 1e-3
 
 Matrix = npt.NDArray[np.float64]
@@ -29,8 +30,8 @@ Matrix = npt.NDArray[np.float64]
 def distances(gradients: torch.Tensor) -> Matrix:
     """Return (users, users) float64: L2 distances between the rows of (users, parameters).
 
-    By ‖a‖² + ‖b‖² - 2ab, a block of columns at a time: below about 1e-8 of the norms a distance is
-    rounding. The diagonal is 0.
+    Computed as ‖a‖² + ‖b‖² - 2ab in blocks of columns. A distance below about 1e-8 of the norms is
+    only rounding error. The diagonal is 0.
     """
     gram = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for start in range(0, gradients.shape[1], _COLUMNS):
@@ -43,16 +44,16 @@ def distances(gradients: torch.Tensor) -> Matrix:
 
 
 def concentration_score(between: Matrix, radius: float) -> float:
-    """Return s, eq. 1: how many pairs are within τ, over N; N at most, counting (i, i) too."""
+    """Return s, eq. 1: the number of pairs within τ, including (i, i), divided by N; at most N."""
     return float(np.count_nonzero(between <= radius)) / len(between)
 
 
 def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
-    """Return p, line 12: 0 for a user with under N/2 users within 2τ, 1 from 2N/3 on, else linear.
+    """Return p, line 12: 0 with under N/2 users within 2τ, 1 from 2N/3 on, linear between.
 
-    The paper keeps a user with this probability. Here it is the user's weight in the mean: its
-    expectation is near the same, and what one user moves is then bounded for certain. With coins
-    the number of others who change sides has a tail, which the noise would have to cover.
+    The paper keeps a user with this probability. Here it is the user's weight in the mean. The
+    expectation is nearly the same, but the influence of one user is then strictly bounded. With
+    coins, the number of other users that change sides has a tail, which the noise must cover.
     """
     count = len(between)
     near = np.count_nonzero(between <= 2.0 * radius, axis=1)
@@ -64,12 +65,12 @@ def filter_weights(between: Matrix, radius: float) -> npt.NDArray[np.float64]:
 class FilteredMean(Estimator):
     """The mean weighted by the filter, Σ w g / Σ w. Sensitivity 24 τ/N to replacing one user.
 
-    That holds while the score of one of the neighbours is at least 2N/3 + 1, see
-    `accountant.py`. Proof. Some user's τ-ball holds 2N/3 + 1 users; all
-    of them but the replaced one have weight 1 before and after. Of the others each weight moves by
-    at most 6/N, together less than 2; the replaced user's two weights are at most 1 each. Any two
-    users of positive weight have a common neighbour, so they are 4τ apart at most. Taking weight
-    e away from a mean of weight W >= 2N/3, all within 4τ, moves it by at most 4τ e/W; e <= 4.
+    This holds if the score of one neighbour is at least 2N/3 + 1 (`accountant.py`). Proof. The
+    τ-ball of some user holds 2N/3 + 1 users. All of them except the replaced one have weight 1
+    before and after. The weight of each other user moves by at most 6/N, in total by less than 2.
+    The replaced user's two weights are at most 1 each. Any two users of positive weight have a
+    common neighbour, so they are at most 4τ apart. Removing weight e from a mean of weight
+    W >= 2N/3, all within 4τ, moves it by at most 4τ e/W; e <= 4.
 
     Attributes:
         radius: τ.
@@ -86,30 +87,30 @@ class FilteredMean(Estimator):
             raise ValueError(f"radius = {self.radius}: must be positive and finite")
 
     def factor(self, total: WeightedSum) -> float:
-        """Return 1 / Σ w; zero where no user has weight."""
+        """Return 1 / Σ w; zero if all weights are zero."""
         return 1.0 / total.weight if total.weight else 0.0
 
     def sensitivity(self, bound: float) -> float:
-        """Return 24 τ/N: concentration bounds what a user moves, and not the clip.
+        """Return 24 τ/N: concentration, not the clip, bounds the influence of a user.
 
         Raises:
-            ValueError: τ is so small beside the clip's bound that `distances` are rounding.
+            ValueError: τ is too small, relative to the clip's bound, for exact `distances`.
         """
         if self.radius < _LEAST_RADIUS * bound:
             raise ValueError(
-                f"radius = {self.radius}: distances between updates of norm {bound:g} are too "
-                f"inexact for it; take at least {_LEAST_RADIUS * bound:g}, or a lower clip"
+                f"radius = {self.radius}: distances between updates of norm {bound:g} are not "
+                f"exact enough; take at least {_LEAST_RADIUS * bound:g}, or a lower clip"
             )
         return 24.0 * self.radius / self.num_users
 
     def unproved(self, sampling: Sampling, relation: Relation, units_per_user: int) -> str | None:
-        """Return "another relation …" or "a population of …", if the proof does not cover it."""
+        """Return which of the arguments the proof does not cover, or None."""
         if relation is not Relation.REPLACE or units_per_user > 1:
-            return "another relation than replace-one, or several units of a user"
+            return "a relation that is not replace-one, or several units per user"
         if not isinstance(sampling, ConcentratedSampling):
-            return f"{sampling.kind!r} sampling, which tests no round"
+            return f"{sampling.kind!r} sampling, which does not test rounds"
         if sampling.population != self.num_users:
-            return f"a population of {sampling.population} where num_users = {self.num_users}"
+            return f"a population of {sampling.population} with num_users = {self.num_users}"
         return None
 
     def describe(self) -> dict[str, float | str]:
@@ -118,16 +119,16 @@ class FilteredMean(Estimator):
 
 
 class Filtered:
-    """Asks for one user at a time and returns Σ w g over the cohort, w the filter's weights.
+    """An executor that tests a round and returns Σ w g over the cohort, w the filter's weights.
 
-    Holds cohort × parameters float32: the rounding to float32 is part of a user's own gradient.
-    One message a user, one after another, so that several workers take no less time than one.
+    It holds cohort × parameters float32; rounding to float32 counts as part of a user's gradient.
+    It requests one user at a time, so several workers are not faster than one.
 
     Args:
-        inner: carries shards of one user to the clients and clips.
-        test: AboveThreshold, one for the run.
+        inner: executor that computes and clips the update of one user.
+        test: AboveThreshold, one per run.
         radius: τ.
-        draws: of the run, for the test's noise: a resumed run has the same threshold.
+        draws: draws of the run, for the test's noise; a resumed run has the same threshold.
     """
 
     def __init__(self, inner: Executor, test: AboveThreshold, radius: float, draws: Draws) -> None:
@@ -141,10 +142,10 @@ class Filtered:
         return self._test.noisy_threshold(self._draws.part_source(0, 0))
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return the filtered sum; its weight is Σ w, its counts are of the whole cohort.
+        """Return the filtered sum, with weight Σ w and counts over the whole cohort.
 
         Raises:
-            HaltedError: the noisy score is below the noisy threshold. Nothing is released.
+            HaltedError: the noisy score is below the noisy threshold; the round has no release.
         """
         gradients = torch.empty(len(cohort), sum(value.numel() for value in parameters.values()))
         sums = []
@@ -166,13 +167,13 @@ class Filtered:
         )
 
     def _halt_unless_concentrated(self, score: float, round: int) -> None:
-        # The message must not tell the score: only that the test failed is paid for.
+        # The message must not contain the score: the price covers only the outcome of the test.
         source = self._draws.part_source(round, 1)
         if not self._test.passes(score, self._noisy_threshold, source):
             raise HaltedError(
                 f"round {round}: the users' gradients are not concentrated within "
-                f"strategy.concentration_radius = {self._radius:g}; no further round is run, what "
-                "was released before stays valid"
+                f"strategy.concentration_radius = {self._radius:g}; the run ends here, and earlier "
+                "releases stay valid"
             )
 
 
@@ -184,7 +185,7 @@ def _write(values: Tensors, row: torch.Tensor) -> None:
 
 
 def _read(weights: torch.Tensor, gradients: torch.Tensor, layout: Tensors) -> Tensors:
-    """Return Σ w g in the layout of the parameters, float64, a parameter at a time."""
+    """Return Σ w g in the layout of the parameters, float64, computed one parameter at a time."""
     total, start = {}, 0
     for name, value in layout.items():
         columns = gradients[:, start : start + value.numel()].double()

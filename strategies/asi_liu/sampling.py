@@ -13,21 +13,22 @@ from fedsim.sampling import Indices, Sampling
 from fedsim.seeding import Coins, RandomSource
 
 SCORE_SENSITIVITY = 2.0
-"""What replacing one user moves a score by, at most: its pairs, 2(N - 1) of them, over N."""
+"""Maximum change of a score by replacing one user: the user's 2(N - 1) pairs, over N."""
 
 
 @dataclass(frozen=True)
 class AboveThreshold:
     """The sparse vector technique that ends with the first score *below* its threshold.
 
-    Dwork and Roth 2014, Algorithm 1 of §3.6, with both signs turned: the threshold gets one Laplace
-    noise for the whole run, each score one of twice that scale. All answers up to and with the
-    first failure are `epsilon`-DP together, however many, and however they were chosen.
+    Dwork and Roth 2014, Algorithm 1 of §3.6, with both signs reversed. The threshold gets one
+    Laplace noise for the whole run; each score gets a Laplace noise of twice that scale. All
+    answers up to the first failure, including it, are together `epsilon`-DP, for any number of
+    scores and any way to choose them.
 
     Attributes:
-        epsilon: of the whole run.
-        threshold: what a score should reach.
-        sensitivity: the most that a neighbour changes a score.
+        epsilon: ε of the whole run.
+        threshold: a score passes if it reaches this, up to noise.
+        sensitivity: maximum difference of a score between neighbours.
     """
 
     epsilon: float
@@ -35,11 +36,11 @@ class AboveThreshold:
     sensitivity: float = SCORE_SENSITIVITY
 
     def noisy_threshold(self, source: RandomSource) -> float:
-        """Draw the threshold of a run; never again within it."""
+        """Draw the noisy threshold of a run; draw it only once per run."""
         return self.threshold + laplace(2.0 * self.sensitivity / self.epsilon, source)
 
     def passes(self, score: float, noisy_threshold: float, source: RandomSource) -> bool:
-        """Say whether a score, with noise of its own, reaches the run's noisy threshold."""
+        """Return whether a score plus new noise reaches the run's noisy threshold."""
         noise = laplace(4.0 * self.sensitivity / self.epsilon, source)
         return score + noise >= noisy_threshold
 
@@ -50,9 +51,10 @@ def halting_test(num_users: int, epsilon: float) -> AboveThreshold:
 
 
 def laplace(scale: float, source: RandomSource) -> float:
-    """Draw from Laplace(0, scale): the difference of two exponentials, of uniforms of 106 bits.
+    """Draw from Laplace(0, scale): the difference of two exponentials, from 106-bit uniforms.
 
-    It ends at 73 scales, beyond which the law has 2^-105: `failure_probability` counts that.
+    The draw never exceeds 73 scales. The omitted tails have a mass of 2^-105, which
+    `failure_probability` includes.
     """
     uniforms = source.random(2) + 2.0**-53 * (source.random(2) + 2.0**-54)
     first, second = np.log(uniforms)
@@ -63,13 +65,14 @@ def laplace(scale: float, source: RandomSource) -> float:
 class ConcentratedSampling(Sampling):
     """Every user, every round, until AboveThreshold finds the gradients not concentrated.
 
-    Nothing is sampled, so nothing is amplified: Asi & Liu 2024 take the whole population, and a
-    score of a sampled cohort has no proof here.
+    Without sampling there is no amplification. Asi & Liu 2024 use the whole population; a score of
+    a sampled cohort has no proof.
 
     Attributes:
-        population: the number of users N, public under replace-one; the draw insists on it.
-        test_epsilon: what AboveThreshold costs over a whole run, pure DP.
-        rounds: of the run, T, fixed beforehand: one threshold and one price for all of them.
+        population: number of users N, public under replace-one; `draw` raises for any other number.
+        test_epsilon: ε of AboveThreshold over a whole run, pure DP.
+        rounds: T, number of rounds of the run, fixed before the first; all rounds share one
+            threshold and one price.
     """
 
     population: int
@@ -100,10 +103,10 @@ class ConcentratedSampling(Sampling):
         return np.arange(num_units, dtype=np.int64)
 
     def event(self, noise_multiplier: float, units_per_user: int) -> dp_accounting.DpEvent:
-        """Return an event that no library composes: the test is paid for once a run, not a round.
+        """Return `UnsupportedDpEvent`: the test is paid for once per run, not per round.
 
         Raises:
-            ValueError: several units a user, whom one gradient does not stand for.
+            ValueError: more than one unit per user; a user has one gradient.
         """
         if units_per_user > 1:
             raise ValueError(

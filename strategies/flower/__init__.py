@@ -1,6 +1,6 @@
-"""User-level DP-FedAvg as a strategy for Flower apps over their own grid and ClientApp.
+"""User-level DP-FedAvg as a strategy for Flower apps with their own grid and ClientApp.
 
-Start at `strategy.py`.
+Start with `strategy.py`.
 """
 
 from fedsim.strategies.flower.strategy import DPFedAvg

@@ -1,4 +1,4 @@
-"""The parts of a Flower app's plan, from plain numbers, each checked."""
+"""Build and check the parts of a Flower app's plan from plain numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedsim.tensors import all_finite
 
 
 class NodePlan(RoundPlan):
-    """The plan of one round of nodes; its coins are flipped once, fresh entropy or not.
+    """The plan of one round over nodes; it draws each cohort once, also with secret coins.
 
-    Flower sends the messages before it has the replies, and both must mean the same cohort.
+    Flower first sends messages and later aggregates replies; both must use the same cohort.
     """
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
-        """Return the positions of the drawn nodes: the same at every call."""
+        """Return the positions of the drawn nodes, the same at every call."""
         if round not in self._cohorts:
             self._cohorts[round] = super().cohort(round)
         return self._cohorts[round]
@@ -38,18 +38,18 @@ class NodePlan(RoundPlan):
 
 
 def require(holds: bool, field: str, value: object, wanted: str) -> None:
-    """Raise a `ConfigError` that names field, value and what would do, unless it holds."""
+    """Raise a `ConfigError` with field, value and the accepted values, unless `holds`."""
     if not holds:
         raise ConfigError(f"{field} = {value!r}: give {wanted}")
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is an integer >= 1."""
+    """Return whether a value is an integer >= 1."""
     return type(value) is int and value >= 1
 
 
 def clip_of(norm: float | Mapping[str, float]) -> FlatClip | PerLayerClip:
-    """Return the clip of a whole update, or of each layer."""
+    """Return a flat clip for one norm, or a per-layer clip for norms by layer."""
     norms = norm if isinstance(norm, Mapping) else {"": norm}
     fits = bool(norms) and all(0.0 < value < math.inf for value in norms.values())
     require(fits, "l2_clip_norm", norm, "a finite number > 0, or one for each layer")
@@ -65,7 +65,7 @@ def noise_of(
     delta: float,
     num_rounds: int | None,
 ) -> float:
-    """Return the noise multiplier that was given, or the least that keeps epsilon; one is None."""
+    """Return the given noise multiplier, or the smallest one that meets `epsilon`."""
     if (given is None) == (epsilon is None):
         raise ConfigError(
             f"noise_multiplier = {given!r}, epsilon = {epsilon!r}: give exactly one of them"
@@ -76,21 +76,22 @@ def noise_of(
         return calibrate_noise_multiplier(
             sampling=coins, rounds=num_rounds or 0, epsilon=epsilon, delta=delta
         )
-    require(num_rounds is None, "num_rounds", num_rounds, "it with epsilon only; leave it out")
+    require(num_rounds is None, "num_rounds", num_rounds, "it only with epsilon; leave it out")
     fits = given is not None and 0.0 <= given < math.inf
     require(fits, "noise_multiplier", given, "a finite number >= 0")
     return given or 0.0
 
 
 def parameters_of(arrays: ArrayRecord, clip: Clip) -> dict[str, torch.Tensor]:
-    """Return the arrays as tensors, or raise `ConfigError` for what cannot be clipped and noised.
+    """Return the arrays as tensors; raise `ConfigError` for integers, NaN and infinities.
 
-    A counter of batches, say, is neither: an unprotected average of integers would tell of them.
+    Integers, such as a counter of batches, cannot be clipped and noised; their average would not be
+    protected.
     """
     tensors = from_record(arrays)
     for name, value in tensors.items():
         kind = str(value.dtype).removeprefix("torch.")
-        wanted = "floating point; send no other"
+        wanted = "floating point; send only such arrays"
         require(value.is_floating_point(), f"arrays[{name!r}].dtype", kind, wanted)
     require(bool(tensors) and all_finite(tensors), "arrays", list(tensors), "finite numbers")
     if isinstance(clip, PerLayerClip):

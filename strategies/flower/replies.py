@@ -1,4 +1,4 @@
-"""The executor of a Flower round: clients' replies, all there and in shape, clipped and added."""
+"""The executor of a Flower round: check, clip and add the clients' replies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedsim.tensors import Tensors, check_same_layout
 
 
 class Replies:
-    """An executor whose clients have answered already, each with the parameters it arrived at.
+    """An executor over existing replies, each with a client's trained parameters.
 
     Args:
-        replies: what the grid brought back, in any order.
-        nodes: the node of each key of a cohort.
+        replies: replies from the grid, in any order.
+        nodes: node id for each key of a cohort.
     """
 
     def __init__(self, replies: Iterable[Message], nodes: list[int]) -> None:
@@ -27,21 +27,20 @@ class Replies:
         self._nodes = nodes
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return Σ clip(sent − returned): a gradient, so that the optimizer steps against it.
+        """Return Σ clip(sent − returned), which the optimizer uses as a gradient.
 
-        Every node weighs 1, whatever number of examples it says it has.
+        Every node has weight 1; the number of examples in its reply is ignored.
 
         Raises:
-            RuntimeError: a node of the cohort did not answer, failed, answered twice or with
-                something other than one record of arrays like those sent; or one answered
-                that was not asked.
+            RuntimeError: a node of the cohort is missing, failed or replied twice; a reply is not
+                one record of arrays like those sent; or a node outside the cohort replied.
         """
         nodes = [self._nodes[key] for key in cohort]
         answers = self._by_node(frozenset(nodes), round)
         if missing := [node for node in nodes if node not in answers]:
             raise RuntimeError(f"round {round}: no reply from the nodes {missing}; no release")
         total = Accumulator(parameters, clip)
-        for node in nodes:  # in their order, so that the bits do not depend on timing
+        for node in nodes:  # in cohort order, so that the bits do not depend on timing
             returned = _arrays(answers.pop(node), parameters, round)
             # float64: the difference of two large float32 numbers must not overflow
             update = {name: sent.double() - returned[name] for name, sent in parameters.items()}
@@ -61,12 +60,12 @@ class Replies:
 
 
 def _arrays(reply: Message, sent: Tensors, round: int) -> dict[str, torch.Tensor]:
-    """Return the only arrays of a reply, float64; the record's name is not looked at, as in FedAvg.
+    """Return the arrays of a reply's only array record, float64; its name is ignored, as in FedAvg.
 
-    A NaN or an infinity is let through: the accumulator turns it into a zero.
+    NaN and infinities pass: the accumulator replaces such an update by zero.
     """
     node = reply.metadata.src_node_id
-    # Not by `content.array_records`, which would keep them until the next garbage collection.
+    # `content.array_records` would keep the arrays alive until the next garbage collection.
     records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise RuntimeError(f"round {round}: node {node} sent {len(records)} array records, not one")

@@ -1,4 +1,4 @@
-"""A strategy for Flower apps: user-level DP-FedAvg over their own grid and ClientApp."""
+"""A strategy for Flower apps: user-level DP-FedAvg with their own grid and ClientApp."""
 
 from __future__ import annotations
 
@@ -33,48 +33,50 @@ from fedsim.strategies.flower.app_plan import (
 )
 from fedsim.strategies.flower.replies import Replies
 
-log = logging.getLogger("flwr")  # the log of the app that this is part of
+log = logging.getLogger("flwr")  # the log of the Flower app
 
 
 class DPFedAvg(strategy.Strategy):
     """FedAvg with user-level differential privacy (McMahan et al. 2018, Algorithm 1).
 
-    Takes the place of `flwr.serverapp.strategy.FedAvg`; the ClientApp stays as it is. One node is
-    one user. Each round every connected node flips its own coin; the drawn ones train; each
-    update (parameters returned minus parameters sent) counts as zero if it has a NaN or an
-    infinity, is clipped, and all are added at weight 1: a client's "num-examples" would be
-    private, and unbounded. The sum over the *expected* cohort size, plus Gaussian noise, moves
-    the model. `run_round` does all that, as in every run of fedsim.
+    Use it instead of `flwr.serverapp.strategy.FedAvg`; the ClientApp stays unchanged. One node is
+    one user. In each round every connected node flips its own coin, and the drawn nodes train. An
+    update is the returned parameters minus the sent ones; with a NaN or an infinity it counts as
+    zero. Updates are clipped and added with weight 1: a client's "num-examples" would be private
+    and unbounded. The sum is divided by the *expected* cohort size, and Gaussian noise is added.
+    `run_round` does all this, as in every run of fedsim.
 
-    A missing, failed or repeated reply fails the round, and nothing is released: whether one
-    node answers may depend on how busy another keeps the grid, so that a user could move a sum
-    over those who answered by more than the clip norm; and it would be the sum of another cohort
-    than the one whose sampling is accounted.
+    If a reply is missing, failed or repeated, the round fails without a release, for two reasons.
+    Whether a node replies may depend on the load that another node puts on the grid, so one user
+    could move a sum over the replies by more than the clip norm. And the sum would not be over the
+    cohort whose sampling is accounted.
 
-    Covered is the model of every round. Not covered is whatever else clients send: train metrics
-    are dropped, evaluation metrics are passed on as Flower averages them, so evaluation by
-    clients is off unless `fraction_evaluate` is set. The log tells cohort sizes: keep it private.
-    The guarantee supposes that who is connected does not depend on another user's data.
+    The guarantee covers the model of every round. It does not cover other data from clients: train
+    metrics are dropped, and evaluation metrics pass as Flower averages them. So evaluation by
+    clients is off unless `fraction_evaluate` is set. The log contains cohort sizes: keep it
+    private. The guarantee assumes that whether a node is connected does not depend on another
+    user's data.
 
     Args:
-        num_users: how many users there are, declared: a public number, never counted.
-        cohort_size: expected users a round, at most `num_users`; the sampling probability is
+        num_users: declared number of users, a public number, never counted.
+        cohort_size: expected users per round, at most `num_users`; the sampling probability is
             cohort_size / num_users.
-        l2_clip_norm: of a whole update, or one for each layer (a parameter's name without its
+        l2_clip_norm: clip norm of a whole update, or norms by layer (a parameter's name without its
             last part, see `fedsim.clipping.layer_of`).
-        delta: of the guarantee, in (0, 1); well below 1 / num_users.
+        delta: δ of the guarantee, in (0, 1); well below 1 / num_users.
         noise_multiplier: noise standard deviation over sensitivity; 0 for no noise and no
-            guarantee. Either this or `epsilon`.
-        epsilon: to keep over `num_rounds` rounds; the noise is calibrated to it.
-        num_rounds: rounds that `epsilon` pays for, over all calls of `start`; only with it.
+            guarantee. Give either this or `epsilon`.
+        epsilon: ε over `num_rounds` rounds; the noise is calibrated to it.
+        num_rounds: number of rounds that `epsilon` pays for, over all calls of `start`; only with
+            `epsilon`.
         noise: "secure" draws coins and noise from the operating system; "seeded" repeats them,
             for simulations that protect nobody.
-        seed: of "seeded".
-        server_learning_rate: 1 is plain averaging.
-        fraction_evaluate: of the connected nodes, asked to evaluate after each round.
+        seed: seed of "seeded" noise.
+        server_learning_rate: server learning rate; 1 is plain averaging.
+        fraction_evaluate: share of the connected nodes that evaluate after each round.
 
     Raises:
-        ConfigError: a value out of range, or an (ε, δ) that no noise can give.
+        ConfigError: a value is out of range, or no noise reaches (ε, δ).
     """
 
     def __init__(
@@ -122,14 +124,14 @@ class DPFedAvg(strategy.Strategy):
             )
         self._delta = delta
         self._budget = None if epsilon is None else Budget(epsilon, delta)
-        # Its round, not Flower's: a second `start` goes on, so no noise is ever drawn twice.
+        # The round counts on over several calls of `start`, so no noise is drawn twice.
         self._state = ServerState(round=0, parameters={})
         self._nodes: list[int] = []
         self._evaluation = strategy.FedAvg(fraction_evaluate=fraction_evaluate)
 
     @property
     def plan(self) -> RoundPlan:
-        """What a round does: sampling, clip, denominator, noise, cost (its pool: the nodes)."""
+        """The plan of a round: sampling, clip, denominator, noise, cost; its pool is the nodes."""
         return self._plan
 
     @property
@@ -138,7 +140,7 @@ class DPFedAvg(strategy.Strategy):
         return self._state.ledger
 
     def privacy_statement(self) -> str:
-        """Say in words what all rounds so far promise to whom, and what that rests on."""
+        """Return the privacy statement of all rounds so far."""
         plan = self._plan
         private = plan.noise_multiplier > 0.0
         sentence = PrivacyTerms.of(
@@ -158,7 +160,7 @@ class DPFedAvg(strategy.Strategy):
         )
 
     def summary(self) -> None:
-        """Log what each round does."""
+        """Log sampling, clip and noise."""
         plan, users = self._plan, self._plan.sampling.in_words("users")
         log.info("%s with probability %g", users, plan.sampling.probability)
         log.info("clip bound %g, noise standard deviation %g", plan.clip.bound, plan.noise_stddev)
@@ -176,9 +178,9 @@ class DPFedAvg(strategy.Strategy):
         """Run `num_rounds` rounds, as `Strategy.start` does.
 
         Raises:
-            BudgetSpentError: epsilon does not pay for that many; before the first of them.
-            ConfigError: arrays that cannot be averaged: not floating, not finite, no clip norm.
-            RuntimeError: a round failed: a reply is missing, an error, repeated or misshapen.
+            BudgetSpentError: epsilon does not pay for all rounds; raised before the first.
+            ConfigError: an array is not floating point, not finite, or has no clip norm.
+            RuntimeError: a round failed, as a reply is missing, an error, repeated or misshapen.
         """
         self._check_budget(num_rounds)
         return super().start(
@@ -198,9 +200,9 @@ class DPFedAvg(strategy.Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flip a coin for every connected node; return the messages to those drawn, maybe none."""
+        """Flip a coin for every connected node; return messages to the drawn nodes, maybe none."""
         state, plan = self._state, self._plan
-        self._check_budget(1)  # before any client is asked
+        self._check_budget(1)  # before any client trains
         self._state = dataclasses.replace(state, parameters=parameters_of(arrays, plan.clip))
         self._nodes = _connected(grid)
         self._plan = dataclasses.replace(plan, pool=np.arange(len(self._nodes)))
@@ -213,12 +215,12 @@ class DPFedAvg(strategy.Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Carry out the round on the replies; return the new arrays, and none of the metrics."""
+        """Run the round on the replies; return the new arrays and no metrics."""
         if not self._nodes:
             raise RuntimeError(f"round {server_round}: no nodes; call configure_train before it")
         executor = Replies(replies, self._nodes)
         self._state, record = run_round(self._state, self._plan, executor)
-        self._nodes = []  # its replies are used up
+        self._nodes = []
         if record.num_non_finite:
             log.warning(
                 "round %d: %d of %d updates had a NaN or an infinity and counted as zero",
@@ -231,13 +233,13 @@ class DPFedAvg(strategy.Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Do as FedAvg does: ask `fraction_evaluate` of the nodes. Not covered by the guarantee."""
+        """Ask `fraction_evaluate` of the nodes to evaluate; the guarantee does not cover it."""
         return self._evaluation.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Average the metrics as FedAvg does. Not covered by the guarantee."""
+        """Average the metrics as FedAvg does; the guarantee does not cover them."""
         return self._evaluation.aggregate_evaluate(server_round, replies)
 
 

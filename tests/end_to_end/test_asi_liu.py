@@ -116,7 +116,7 @@ def test_others_halt_the_run_which_is_charged_and_reported(speeches: Path, tmp_p
         ("strategy.cohort_size=5", "strategy.cohort_size: only name = "),
         (
             "strategy.sampling.kind='fixed-size'",
-            "sampling.kind = 'fixed-size': 'asi-liu' has its own; remove it",
+            "sampling.kind = 'fixed-size': 'asi-liu' has its own sampling; remove it",
         ),
         ("privacy.relation='add-or-remove-one'", "needs a public number of users"),
         (

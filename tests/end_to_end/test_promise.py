@@ -86,10 +86,10 @@ def test_the_card_says_the_promise_and_nothing_measured(finished: Path) -> None:
         ("epsilon", 0.1, "epsilon = 0.1: its releases cost "),
         ("delta", 1e-9, "its releases cost"),
         ("releases", [{"cost": {}, "rounds": 1}], "privacy.json: "),
-        ("relation", "nobody", "cannot be computed again"),
+        ("relation", "nobody", "cannot be recomputed"),
         ("accountant", "moment", "accountant = 'moment'"),
         ("format", 4, "this fedsim reads 3"),
-        ("weights", {}, "was changed: privacy.json is of other weights"),
+        ("weights", {}, "was changed: privacy.json is for other weights"),
     ],
 )
 def test_a_promise_that_its_releases_do_not_keep_is_refused(

@@ -45,8 +45,8 @@ def test_fixed_size_is_replace_one(speeches: Path, tmp_path: Path) -> None:
     assert sizes == [6] * 4
     assert (privacy.relation, privacy.accountant) == ("replace-one user", "rdp")
     (public,) = [line for line in privacy.assumptions if "is public under the relation" in line]
-    assert "replacing one by a user whose text is empty, or dropped" in public
-    assert "or by one of another name where users are held out" in public
+    assert "by a user whose text is empty or dropped during preparation" in public
+    assert "where users are held out, by a user with another name" in public
     cost = RoundCost(FixedSizeSampling(6, USERS), privacy.noise_multiplier or 0)
     assert privacy.epsilon == epsilon(cost, 4, 1e-3, "rdp", Relation.REPLACE)
 

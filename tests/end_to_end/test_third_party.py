@@ -117,7 +117,7 @@ def test_parts_model_and_tracker_make_a_run(finished: Path) -> None:
         gaussian = dp_accounting.GaussianDpEvent(2.0)
         by_hand.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
     assert privacy.epsilon == pytest.approx(by_hand.get_epsilon(1e-3), rel=1e-9)
-    (rests,) = [said for said in privacy.assumptions if "own proof" in said]
+    (rests,) = [said for said in privacy.assumptions if "proofs of plug-ins" in said]
     assert all(f"{named} of fedsim-example-extension 1.0" in rests for named in NAMED)
     assert 'example-orders {"num_orders": 60}' in privacy.statement
     with (finished / "losses.csv").open(encoding="utf-8") as file:
@@ -165,7 +165,7 @@ def test_their_loader_loses_no_earlier_promise(
     )
     assert done.returncode == 0, done.stderr
     statement = fedsim.load_report(finished).privacy.statement
-    promised = f"both count, added up: {statement}"
+    promised = f"the two δ add up: {statement}"
     assert promised in done.stdout
     assert promised in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
@@ -213,7 +213,7 @@ def test_their_task_trains_at_the_price_of_user_level_sampling(
     )
     package = "fedsim-example-extension 1.0"
     rests = (
-        "The guarantee rests on the own proof of code outside of fedsim: strategy 'uls-proximal' "
+        "The guarantee rests on the proofs of plug-ins: strategy 'uls-proximal' "
         f"of {package}, task 'example-proximal' of {package}."
     )
     assert rests in privacy.assumptions

@@ -185,9 +185,9 @@ def test_a_radius_that_distances_cannot_resolve_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"estimator": FilteredMean(RADIUS, 10**6)}, "population of 20 where num_users = 1000000"),
-        ({"relation": Relation.ADD_OR_REMOVE}, "another relation than replace-one"),
-        ({"units_per_user": 2}, "several units of a user"),
+        ({"estimator": FilteredMean(RADIUS, 10**6)}, "population of 20 with num_users = 1000000"),
+        ({"relation": Relation.ADD_OR_REMOVE}, "a relation that is not replace-one"),
+        ({"units_per_user": 2}, "several units per user"),
         ({"accountant": "rdp"}, "accountant = 'rdp'"),
     ],
 )

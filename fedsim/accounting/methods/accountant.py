@@ -1,4 +1,4 @@
-"""What every accountant is: `fedsim.accounting.accountants` finds them by name."""
+"""The base class of accountants; `fedsim.accounting.accountants` loads them by name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedsim.sampling import Relation
 class Accountant(ABC):
     """A method that bounds ε or δ of composed rounds.
 
-    A subclass is a frozen dataclass, under an entry point of the group `fedsim.accountants`. Its
-    fields beside `name` are the keys that it has of its own in `[privacy]`. If it has any, its
-    `options` is a subclass of `fedsim.PrivacyConfig` with the same fields.
+    A subclass is a frozen dataclass, registered under the entry-point group `fedsim.accountants`.
+    Its fields besides `name` are its own keys in `[privacy]`. If it has any, its `options` is a
+    subclass of `fedsim.PrivacyConfig` with the same fields.
 
     Formal guarantees:
 
     - For costs without a `refusal`, the mechanism of all rounds together is (`epsilon`, δ)-DP
-      under the relation, and `profile` is nowhere below its δ(ε).
-    - Costs handed in are not empty, have noise and at least one round each.
+      under the relation, and `profile` is never below its δ(ε).
+    - The costs passed in are not empty; each has noise and at least one round.
 
     Attributes:
-        name: its name in configs and reports, with the values of its own keys.
+        name: name in configs and reports, with the values of its own keys.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Accountant(ABC):
 
     @abstractmethod
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε, as exact near `delta` as `epsilon` is there; at most 1."""
+        """Return δ (at most 1) as a function of ε; as exact near `delta` as `epsilon` is."""
 
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
-        """Return the Rényi divergence of a cost's event, and the mass that it leaves out.
+        """Return the Rényi divergence of a cost's event, and the probability that it leaves out.
 
         Raises:
-            ConfigError: it knows none; then no privacy filter, and no shared ledger, takes the run.
+            ConfigError: there is no divergence; privacy filters and shared ledgers refuse the run.
         """
         raise ConfigError(f"accountant = {self.name!r}: has no Rényi divergence for a filter")

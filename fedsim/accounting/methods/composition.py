@@ -1,11 +1,10 @@
 """Composition of privacy loss distributions by tilted FFT, accurate at tiny δ.
 
-T rounds convolve their losses T times, by FFT. The FFT's rounding errors are relative to the
-whole mass, about T * 1e-16 of it, so a plain composition of a million rounds knows no δ below
-1e-10, and may report one that is too small. So the losses are tilted first: p(L) e^(θL) / M(θ)
-with θ such that the tilted sum has its bulk where the answer lies. There the errors are
-relative to δ itself. (Tilting is large-deviations theory's; composing losses by FFT is Koskela
-et al. 2020's.)
+The losses of T rounds are convolved T times, by FFT. The FFT's rounding errors are about T * 1e-16
+of the whole mass. So a plain composition of a million rounds resolves no δ below 1e-10, and may
+report a δ that is too small. Therefore the losses are tilted first, p(L) e^(θL) / M(θ), with θ such
+that the bulk of the tilted sum is at the answer. The errors are then relative to δ itself. (Tilting
+is from large-deviations theory; composition by FFT is from Koskela et al. 2020.)
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from fedsim.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
 
-_LOG_OUTSIDE = math.log(1e-17)  # of the tilted mass on either side of the window
+_LOG_OUTSIDE = math.log(1e-17)  # log of the tilted mass outside the window, on either side
 _SPREADS = np.array([0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0])  # tilts tried for the window's ends
-_FURTHER = np.geomspace(1e-9, 1.0, 64)  # the same where those are far off: rates below 1e-10
-_LONG = 1 << 20  # points of a window that is worth a second look
-_LONGEST = 1 << 25  # a dozen arrays of so many points, 3 GB, are in memory at once
-_ROUNDING = 2e-16  # of one operation, relative
-_NEGLIGIBLE = 1e-3  # of δ: a rounding error this small changes ε by 1e-4 of it at most
-_NARROW = 0.01  # tilted spread, in widths, beyond which more tilt is of no use
-_AT_ONCE = 1024  # losses that are summed before a look at whether the sum is enough
-_TILT_ACCURACY = 1e-2  # relative: where the bulk lies need not be exact
+_FURTHER = np.geomspace(1e-9, 1.0, 64)  # further tilts to try, for rates below 1e-10
+_LONG = 1 << 20  # window points from which the further tilts are tried
+_LONGEST = 1 << 25  # maximum window points: a dozen such arrays, 3 GB, are in memory at once
+_ROUNDING = 2e-16  # relative rounding error of one operation
+_NEGLIGIBLE = 1e-3  # rounding error relative to δ that changes ε by at most a relative 1e-4
+_NARROW = 0.01  # tilted spread, in widths, below which more tilt does not help
+_AT_ONCE = 1024  # losses summed between two checks of the sum
+_TILT_ACCURACY = 1e-2  # relative accuracy of the tilt; the bulk's position need not be exact
 
 
 class LongWindowError(ConfigError):
-    """So many rounds that the bulk of their losses takes too many points of a grid."""
+    """The bulk of the losses of these rounds takes too many grid points."""
 
 
 @dataclass(frozen=True)
 class ComposedPld:
-    """The PLD of several rounds, in both directions (one, where they are equal) at once."""
+    """The PLD of several rounds, in both directions (stored once if they are equal)."""
 
     directions: tuple[LossSum, ...]
 
@@ -75,7 +74,7 @@ class ComposedPld:
         return np.maximum(first, other[0]) if other else first
 
     def get_epsilon_for_delta(self, delta: float) -> float:
-        """Return the least ε >= 0 with divergence at most δ; inf below the infinite mass."""
+        """Return the smallest ε >= 0 with divergence at most δ; inf below the infinite mass."""
         return max(side.epsilon(delta) for side in self.directions)
 
 
@@ -87,7 +86,7 @@ class LossSum:
 
     @cached_property
     def _known_moments(self) -> dict[float, tuple[float, float, float]]:
-        return {}  # by tilt: a search asks for its ends twice, and for the root again
+        return {}  # by tilt, as searches repeat their end points
 
     @property
     def infinite(self) -> float:
@@ -100,11 +99,11 @@ class LossSum:
             return self.infinite
         tilt = self._tilt_at(epsilon)
         best = 1.0
-        # Less tilt moves the bulk down: tried where rounding swamps δ at the first tilt.
+        # Less tilt moves the bulk down: tried if rounding dominates δ at the first tilt.
         for attempt in (tilt, tilt / 4.0, 0.0):
             bulk = self._bulk(attempt)
             if bulk.losses[0] > epsilon and attempt > 0.0:
-                continue  # some mass between ε and the bulk is not in it
+                continue  # the bulk misses mass above ε
             value, error = bulk.delta(epsilon)
             best = min(best, value + error + bulk.beyond + self.infinite)
             if error <= _NEGLIGIBLE * best:
@@ -112,7 +111,7 @@ class LossSum:
         return best
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return δ at each ε, (n,) ascending: one tilt serves all of which it has the digits."""
+        """Return δ at each ε, (n,) ascending; one tilt serves all ε at which it is exact enough."""
         found = np.full(len(epsilons), self.infinite)
         left = np.flatnonzero(epsilons < self._highest * self.parts[0].width)
         found[left] = 1.0
@@ -120,11 +119,13 @@ class LossSum:
         while len(left):
             bulk, at = self._bulk(tilt), epsilons[left]
             values, errors = bulk.deltas(at)
-            inside = (bulk.losses[0] <= at) | (tilt == 0.0)  # else mass between is not in the bulk
+            inside = (bulk.losses[0] <= at) | (
+                tilt == 0.0
+            )  # otherwise the bulk misses mass above ε
             upper = np.where(inside, values + errors + bulk.beyond + self.infinite, 1.0)
             found[left] = np.minimum(found[left], upper)
             unsettled = ~inside | (errors > _NEGLIGIBLE * found[left])
-            unsettled[0] &= not own  # at the tilt that is made for it there are no more digits
+            unsettled[0] &= not own  # its own tilt is the most exact one
             if len(left := left[unsettled]):
                 tilt, own = self._tilt_at(float(epsilons[left[0]])), True
         return found
@@ -133,12 +134,12 @@ class LossSum:
         """Return ε at δ."""
         if delta <= self.infinite:
             return math.inf
-        if self._highest <= 0:  # as when adding a user at a tiny rate: no tilt finds anything
+        if self._highest <= 0:  # no positive loss, for example when adding a user at a tiny rate
             return 0.0
         goal = -math.log(delta - self.infinite)
 
         def excess(theta: float) -> float:
-            """θ K'(θ) - K(θ) is the exponent of Chernoff's bound at the tilted mean."""
+            """Chernoff's exponent at the tilted mean, θ K'(θ) - K(θ), minus the goal."""
             log_moment, mean, _ = self._moments(theta)
             return theta * mean - log_moment - goal
 
@@ -155,7 +156,7 @@ class LossSum:
         return best
 
     def _tilt_at(self, loss: float) -> float:
-        """Return the tilt, > 0, at which the mean of the sum is `loss`, or the nearest."""
+        """Return the tilt >= 0 at which the mean of the sum is nearest to `loss`."""
         return max(self._solve(lambda theta: self._moments(theta)[1] - loss), 0.0)
 
     def _moments(self, tilt: float) -> tuple[float, float, float]:
@@ -167,14 +168,14 @@ class LossSum:
         return self._known_moments[tilt]
 
     def _log_moment(self, tilt: float) -> float:
-        """Return K(θ) alone, in half the time."""
+        """Return only K(θ), in half the time."""
         return sum(p.count * p.log_moment(tilt) for p in self.parts)
 
     def _solve(self, gap: Callable[[float], float]) -> float:
-        """Return θ >= 0 where an increasing function crosses 0, or the nearest end it has.
+        """Return θ >= 0 at which an increasing function crosses 0, or the nearest end.
 
-        The far end is where nearly all tilted mass is on the highest loss: tilting further
-        would only lose digits.
+        The upper end has nearly all tilted mass on the highest loss: more tilt would only lose
+        digits.
         """
         narrow = (_NARROW * self.parts[0].width) ** 2
         scale = 1.0 / math.sqrt(max(self._moments(0.0)[2], 1e-300))
@@ -183,7 +184,7 @@ class LossSum:
         high = 0.1 * scale
         for _ in range(60):
             if gap(high) >= 0.0:
-                tiny = 1e-9 * high  # the root may lie far below, where the rate is tiny
+                tiny = 1e-9 * high  # for tiny rates the root may be far below `high`
                 return float(optimize.brentq(gap, 0.0, high, xtol=tiny, rtol=_TILT_ACCURACY))
             _, mean, variance = self._moments(high)
             if variance < narrow and mean > 0.5 * self._highest * self.parts[0].width:
@@ -192,12 +193,12 @@ class LossSum:
         return high
 
     def _bulk(self, tilt: float) -> _Bulk:
-        """Return the sum's distribution where its tilted mass is.
+        """Return the part of the sum's distribution with nearly all tilted mass.
 
-        Tilted mass below the losses wraps around to their top: a rounding up.
+        Tilted mass below this part wraps around to its top, which rounds losses up.
 
         Raises:
-            LongWindowError: it does not fit into memory.
+            LongWindowError: the part does not fit into memory.
         """
         log_moment, mean, variance = self._moments(tilt)
         bottom, top, beyond = self._window(tilt, mean, math.sqrt(variance))
@@ -211,17 +212,17 @@ class LossSum:
         spectrum = np.ones(length // 2 + 1, dtype=np.complex128)
         for part in self.parts:
             tilted = np.exp(part.logs + tilt * part.losses - part.log_moment(tilt))
-            # A grid longer than the window wraps around: losses that differ by `length` coincide.
+            # A grid longer than the window wraps around: losses `length` apart coincide.
             folded = np.pad(tilted, (0, -len(tilted) % length)).reshape(-1, length).sum(axis=0)
             spectrum *= _power(fft.rfft(folded), part.count)
         masses = fft.irfft(spectrum, length)
         # The transform starts at the lowest sum: rotate it to start at the window's bottom.
         shift = (bottom - self._lowest) % length
         masses = np.roll(masses, -shift)[: top - bottom + 1]
-        # Untilting multiplies masses and rounding errors alike, by M(θ) e^(-θL).
+        # Untilting multiplies both masses and rounding errors by M(θ) e^(-θL).
         width = self.parts[0].width
         losses: Array = np.arange(bottom, top + 1, dtype=np.float64) * width
-        logs = np.full(len(masses), -1e300)  # finite, so that differences of empty sums are
+        logs = np.full(len(masses), -1e300)  # finite, so that differences of logs are not NaN
         np.log(masses, out=logs, where=masses > 0.0)
         untilt = log_moment - tilt * losses
         error = self._rounding(spectrum, length) * math.sqrt(_effective(len(losses), tilt, width))
@@ -230,10 +231,10 @@ class LossSum:
     def _rounding(self, spectrum: npt.NDArray[np.complex128], length: int) -> float:
         """Return ten standard deviations of a tilted mass's rounding error.
 
-        A transform of n points errs by some sqrt(log2 n) roundings, its power by so many times
-        more as there are rounds, independently at each frequency; back in the masses that is
-        their root mean square over the frequencies (Parseval), spread over n points. A model, not
-        a proof: it takes the errors as independent, and ten deviations as enough.
+        The error of a transform of n points is about sqrt(log2 n) roundings at each frequency. The
+        power multiplies it by the number of rounds. In the masses this becomes the root mean square
+        over the frequencies (Parseval), spread over n points. This is a model, not a proof: it
+        assumes independent errors, and that ten deviations are enough.
         """
         rounds = sum(p.count for p in self.parts)
         root_mean_square = math.sqrt(2.0 * float(np.vdot(spectrum, spectrum).real)) / length
@@ -250,9 +251,9 @@ class LossSum:
         return self._lowest + sum(p.count * (len(p.probabilities) - 1) for p in self.parts)
 
     def _window(self, tilt: float, mean: float, spread: float) -> tuple[int, int, float]:
-        """Return the ends, in widths, of the tilted bulk, and a bound on the mass above it.
+        """Return the ends of the tilted bulk, in widths, and a bound on the mass above it.
 
-        Both ends are Chernoff bounds, the best of several further tilts.
+        Both ends are the best Chernoff bound over several tilts.
         """
         width = self.parts[0].width
         highest = self._highest
@@ -277,7 +278,7 @@ class LossSum:
 
 @dataclass(frozen=True, eq=False)
 class _Bulk:
-    """Part of a distribution, with a rounding error that grows below the tilted bulk.
+    """Part of a distribution, with rounding errors that are large below the tilted bulk.
 
     Attributes:
         losses: (m,) ascending.
@@ -307,22 +308,24 @@ class _Bulk:
         first = np.searchsorted(self.losses, epsilons, side="right")
         below = np.minimum(epsilons + lower[first] - upper[first], 0.0)
         masses = np.exp(np.minimum(upper[first], 0.0))
-        cancelled = 1e-15 * (len(self.losses) - first)  # of the masses: rounding of both sums
+        cancelled = 1e-15 * (len(self.losses) - first)  # relative rounding error of both sums
         values = masses * (cancelled - np.expm1(below))
         errors = np.append(np.exp(np.minimum(self.log_errors, 0.0)), 0.0)[first]
         return values, errors
 
     def epsilon(self, delta: float) -> tuple[float, bool]:
-        """Return an ε whose sum, rounding error included, is at most δ; and whether it is tight."""
+        """Return an ε whose sum plus rounding error is at most δ, and whether ε is tight."""
         end = len(self.losses)
-        upper = lower = np.empty(0)  # log sums from a loss upwards, descending; of those done
-        # From the top, where the digits are: below the bulk the sums are noise.
+        upper = lower = np.empty(0)  # log sums over all losses from a loss upwards, descending
+        # From the top, where sums are exact: below the bulk they are rounding noise.
         for stop in range(end, 0, -_AT_ONCE):
             piece = slice(max(stop - _AT_ONCE, 0), stop)
             logs, losses = self.log_masses[piece][::-1], self.losses[piece][::-1]
             upper = np.logaddexp.accumulate(np.append(upper[-1:], logs))
             lower = np.logaddexp.accumulate(np.append(lower[-1:], logs - losses))
-            first = len(upper) - len(logs)  # 1 where the last sum of the piece above stands first
+            first = len(upper) - len(
+                logs
+            )  # 1 if the first entry is the last sum of the piece above
             sums = np.exp(np.minimum(upper[first:], 0.0)) * -np.expm1(
                 np.minimum(losses + lower[first:] - upper[first:], 0.0)
             )
@@ -338,23 +341,23 @@ class _Bulk:
             return math.inf, False
         target = delta - float(errors[place])
         tight = errors[place] <= _NEGLIGIBLE * delta
-        above = first + place - 1  # of the loss above the last that exceeds
+        above = first + place - 1  # index of the loss above the last that exceeds δ
         rest = math.exp(min(upper[above], 0.0)) - target
         if target <= 0.0 or rest <= 0.0:
             return float(self.losses[last + 1]), bool(tight)
-        # Between the two grid points δ is (upper sum) - e^ε (lower sum): solved for ε.
+        # Between two grid points δ is (upper sum) - e^ε (lower sum); solve for ε.
         epsilon = math.log(rest) - lower[above]
         return min(float(epsilon), float(self.losses[last + 1])), bool(tight)
 
 
 def _power(spectrum: npt.NDArray[np.complex128], count: int) -> npt.NDArray[np.complex128]:
-    """Return spectrum ** count, and 0 at once for what is too small for a number: nearly all."""
+    """Return spectrum ** count; skips the many entries whose power underflows to 0."""
     squares = spectrum.real**2 + spectrum.imag**2
     powers = np.zeros_like(spectrum)
     return np.power(spectrum, count, out=powers, where=squares > math.exp(-1600.0 / count))
 
 
 def _effective(count: int, tilt: float, width: float) -> float:
-    """Return Σ e^(-2 θ w k) over k < count: how many masses' errors add up above a loss."""
+    """Return Σ e^(-2 θ w k) over k < count: the effective number of errors above a loss."""
     decay = 2.0 * tilt * width
     return float(count) if decay * count < 1.0 else min(count, 1.0 / -math.expm1(-decay))

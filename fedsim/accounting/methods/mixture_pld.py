@@ -2,11 +2,11 @@
 
 Removing a user turns P = Σ_i p_i N(i, σ²), with p_i = P(Binomial(K, p) = i), into Q = N(0, σ²)
 (Charles et al. 2024, Theorem 3). The loss g(y) = log P(y)/Q(y) increases with y, so a grid of
-losses cuts the line into intervals, and each interval's mass is split onto its two ends so that
-its mass under P *and* under Q stays what it is: "connect the dots" (Doroshenko et al. 2022).
-The result dominates the true pair, whatever the grid. dp_accounting does the same; what makes
-this fast is that g is inverted on the whole grid at once, one inversion serves both directions,
-and components of negligible mass are left out and charged to δ.
+losses divides the line into intervals. "Connect the dots" (Doroshenko et al. 2022) splits the mass
+of each interval between its two ends, and preserves its mass under P *and* under Q. The result
+dominates the true pair for every grid. dp_accounting does the same. This code is faster: it inverts
+g on the whole grid at once, uses one inversion for both directions, and charges components of
+negligible mass to δ.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from scipy import special
 
 Array = npt.NDArray[np.float64]
 
-_LOG_DISCARDED = -50.0  # log of the mass that a truncation charges to δ; as dp_accounting's
-_TABLE = 4096  # points of the table that Newton's iterations start from
+_LOG_DISCARDED = -50.0  # log of the mass that truncation charges to δ, as in dp_accounting
+_TABLE = 4096  # points of the table of starting values for Newton's method
 _MAX_STEPS = 60
-_CHUNK = 8192  # points at a time: bounds memory, and the cache holds them
+_CHUNK = 8192  # points at a time: limits memory, and fits in the cache
 MAX_POINTS = 3 << 21
 
 
@@ -39,26 +39,26 @@ def mixture_pld(
     Args:
         noise: σ, the standard deviation, in the unit of the sensitivities; > 0.
         sensitivities: (m,) distinct numbers >= 0, ascending, at least one positive.
-        probabilities: (m,) of the sensitivities, summing to 1.
-        width: of the grid of privacy losses, in nats.
+        probabilities: (m,) probabilities of the sensitivities, summing to 1.
+        width: width of the grid of privacy losses, in nats.
 
     Raises:
         ValueError: the losses need more than 6 million grid points of this width.
     """
     with_user = math.fsum(p for s, p in zip(sensitivities, probabilities, strict=True) if s)
     mixture = _pruned(noise, tuple(sensitivities), tuple(probabilities), _LOG_DISCARDED)
-    if not mixture.sensitivities[-1]:  # a rate so small that every component with a user is out
+    if not mixture.sensitivities[-1]:  # at a tiny rate all components with the user are left out
         return drawn_or_nothing(width, with_user)
     lowest, highest = mixture.support
     first = math.floor(float(mixture.loss(np.array([lowest]))[0]) / width)
     last = math.ceil(float(mixture.loss(np.array([highest]))[0]) / width)
     if last - first > MAX_POINTS:
-        raise ValueError(f"width = {width}: {last - first} grid points; take a wider one")
+        raise ValueError(f"width = {width}: {last - first} grid points; use a larger width")
     indices = np.arange(first, last + 1)
     losses = (indices * width).astype(np.float64)
     cuts = mixture.inverse_loss(losses, lowest, highest)
     masses, add_masses, infinite = _split_masses(mixture, cuts, indices, width)
-    if max(infinite) > with_user:  # losses that a float cannot tell from 0: the same bound is less
+    if max(infinite) > with_user:  # losses round to 0 in floats; the simple bound is smaller
         return drawn_or_nothing(width, with_user)
     return PrivacyLossDistribution(
         _pmf(width, first, masses, infinite[0]), _pmf(width, -last, add_masses, infinite[1])
@@ -66,20 +66,20 @@ def mixture_pld(
 
 
 def drawn_or_nothing(width: float, with_user: float) -> PrivacyLossDistribution:
-    """Return the PLD in which the user is found whenever drawn at all."""
+    """Return the PLD of a mechanism that reveals a user whenever the user is drawn."""
     return PrivacyLossDistribution(_pmf(width, 0, np.array([1.0 - with_user]), with_user))
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """The losses of one round on a grid, and how often the round is made.
+    """The losses of one round on a grid, and the number of such rounds.
 
     Attributes:
         first: the lowest loss, in widths.
-        width: of the grid, in nats.
-        probabilities: (n,) of first * width, (first + 1) * width, …
-        infinite: mass of infinite loss.
-        count: rounds.
+        width: width of the grid, in nats.
+        probabilities: (n,) probabilities of the losses first * width, (first + 1) * width, …
+        infinite: probability of an infinite loss.
+        count: number of rounds.
     """
 
     first: int
@@ -105,7 +105,7 @@ class Losses:
         return self._tilted(tilt)[0]
 
     def log_moments(self, tilt: float) -> tuple[float, float, float]:
-        """Return log M(θ) with its first and second derivative, the tilted mean and variance."""
+        """Return log M(θ) and its first two derivatives, the tilted mean and variance."""
         log_moment, weights, total = self._tilted(tilt)
         mean = float(weights @ self.losses / total)
         variance = float(weights @ (self.losses - mean) ** 2 / total)
@@ -129,7 +129,7 @@ class _Mixture:
     Attributes:
         noise: σ.
         sensitivities: (m,) ascending.
-        log_weights: (m,) log probabilities; their sum falls short of 1 by `discarded`.
+        log_weights: (m,) log probabilities, which sum to 1 - `discarded`.
         discarded: mass of the components left out.
     """
 
@@ -190,10 +190,9 @@ class _Mixture:
     def inverse_loss(self, losses: Array, lowest: float, highest: float) -> Array:
         """Return y with g(y) = loss for increasing losses of shape (n,); -inf below g's infimum.
 
-        A table brackets each root between neighbours; Newton's iterations from the right
-        neighbour come down to the root monotonically, since g is convex, and quadratically.
-        A point that does not come down any more is there, up to the rounding of g, which would
-        only push it to and fro where g is nearly flat.
+        A table brackets each root. Newton's method from the right end of the bracket decreases
+        monotonically to the root, as g is convex, with quadratic convergence. A point that no
+        longer decreases is the root, up to the rounding of g.
         """
         table, values = self._table(lowest, highest, losses[-1])
         cell = np.clip(np.searchsorted(values, losses), 1, len(table) - 1)
@@ -202,7 +201,7 @@ class _Mixture:
         moving = np.flatnonzero(losses >= values[0])
         for _ in range(_MAX_STEPS):
             value, slope = self._loss_and_slope(points[moving])
-            step = np.zeros(len(moving))  # where g is flat to the last digit, that is the root
+            step = np.zeros(len(moving))  # a point where g is numerically flat counts as the root
             np.divide(value - losses[moving], slope, out=step, where=slope > 0.0)
             before = points[moving]
             points[moving] = np.maximum(before - step, left[moving])
@@ -222,17 +221,17 @@ class _Mixture:
         return table, self.loss(table)
 
 
-@lru_cache(maxsize=8)  # asked again on each finer grid
+@lru_cache(maxsize=8)  # needed again for each finer grid
 def _pruned(
     noise: float,
     sensitivities: tuple[float, ...],
     probabilities: tuple[float, ...],
     log_mass: float,
 ) -> _Mixture:
-    """Return the mixture without its lightest components, e^log_mass at most in all.
+    """Return the mixture without its lightest components, of total mass at most e^log_mass.
 
-    Leaving out is safe: give their mass to an outcome that reveals everything, and P is a
-    post-processing of that (turn the outcome into a draw from what was left out).
+    This is safe if their mass is given to an outcome that reveals everything. P is then a
+    post-processing: turn this outcome into a draw from the components left out.
     """
     weights = np.asarray(probabilities)
     order = np.argsort(weights, kind="stable")
@@ -252,16 +251,16 @@ def _split_masses(
 ) -> tuple[Array, Array, tuple[float, float]]:
     """Return the masses for removing and for adding a user, and those of infinite loss.
 
-    An interval of losses [ε, ε + w] with mass a under P and b under Q gives, for removing,
-    (a - b e^ε) / (1 - e^-w) to its upper end and (b e^(ε + w) - a) / (e^w - 1) to its lower,
-    which keeps a and b; for adding the same with a and b, and the signs of losses, exchanged.
+    Take an interval of losses [ε, ε + w] with mass a under P and b under Q. For removing, its upper
+    end gets (a - b e^ε) / (1 - e^-w), and its lower end (b e^(ε + w) - a) / (e^w - 1), which
+    preserves a and b. For adding, a and b are exchanged, and the losses change sign.
     """
     (log_a, log_b), (below, above) = _interval_masses(mixture, cuts)
     a, b = np.exp(log_a), np.exp(log_b)
     low, high = indices[:-1] * width, indices[1:] * width
     up, down = -math.expm1(-width), math.expm1(width)
 
-    # Negative masses are rounding: an interval's ratio of a and b lies between its two ends.
+    # Negative masses are rounding errors: a / b is between the values at the interval's ends.
     remove = np.zeros(len(indices))
     remove[1:] += np.maximum(a - np.exp(log_b + low), 0.0) / up
     remove[:-1] += np.maximum(np.exp(log_b + high) - a, 0.0) / down
@@ -277,11 +276,11 @@ def _split_masses(
 def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PLDPmf:
     """Return a distribution that sums to at least 1.
 
-    Mass lost to rounding would be lost once a round, so it is scaled up. Mass that rounding added
-    stays: an upper bound is not scaled down.
+    Rounding would lose mass in every round, so a smaller sum is scaled up. A larger sum stays: an
+    upper bound is not scaled down.
     """
     total = math.fsum(masses)
-    if total == 0.0:  # too narrow a window for numbers: every loss is as if at its upper end
+    if total == 0.0:  # the window is too narrow for floats: use the upper end for every loss
         masses[-1] = total = 1.0 - infinite
     masses *= max(1.0, (1.0 - infinite) / total)
     return pld_pmf.DensePLDPmf(width, first, masses, infinite, True)
@@ -290,7 +289,7 @@ def _pmf(width: float, first: int, masses: Array, infinite: float) -> pld_pmf.PL
 def _interval_masses(
     mixture: _Mixture, cuts: Array
 ) -> tuple[tuple[Array, Array], tuple[tuple[float, float], tuple[float, float]]]:
-    """Return log masses (n - 1,) between the cuts under P and Q, and the masses outside them."""
+    """Return log masses (n - 1,) between the cuts, and the masses outside, under P and Q."""
     mean = float(np.exp(mixture.log_weights) @ mixture.sensitivities)
     log_p, below_p, above_p = _differences(mixture.log_tail_p, cuts, mean)
     log_q, below_q, above_q = _differences(mixture.log_tail_q, cuts, 0.0)
@@ -302,9 +301,8 @@ def _differences(
 ) -> tuple[Array, float, float]:
     """Return log masses between cuts, and the masses below the first and above the last.
 
-    Left of the centre they are differences of lower tails and right of it of upper tails: the
-    smaller numbers, so that no digits are lost; and in logarithms, since Q reaches e^-1000 where
-    P still has mass.
+    To lose no digits, they are differences of lower tails left of the centre, and of upper tails
+    right of it. They are in logarithms, as Q may be e^-1000 where P still has mass.
     """
     middle = int(np.clip(np.searchsorted(cuts, centre), 1, len(cuts) - 2)) if len(cuts) > 2 else 0
     lower, upper = log_tail(cuts[: middle + 1], 1.0), log_tail(cuts[middle:], -1.0)
@@ -318,6 +316,6 @@ def _chunks(points: Array) -> list[Array]:
 
 
 def _log1mexp(drop: Array) -> Array:
-    """Return log(1 - e^-drop) for drop >= 0; -inf where nothing lies between."""
+    """Return log(1 - e^-drop) for drop >= 0; -inf for drop = 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(drop > 0.0, np.log(-np.expm1(-np.maximum(drop, 0.0))), -np.inf)

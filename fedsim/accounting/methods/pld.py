@@ -1,9 +1,9 @@
 """PLD accountant: ε and δ from privacy loss distributions, on a grid refined as needed.
 
-A PLD is rounded pessimistically, so a coarse grid is looser, never wrong. Which width is fine
-enough depends on everything: 1e-2 for a large ε, 1e-5 for a million small rounds. So ε is
-computed on coarser grids first, each four times finer than the last, until what finer ones could
-still take off is negligible. The last one costs more than all before it together.
+A PLD is rounded pessimistically, so a coarse grid gives a larger ε, never a wrong one. The required
+width varies: 1e-2 for a large ε, 1e-5 for a million small rounds. So ε is computed on a coarse grid
+first, then on grids each four times finer, until finer grids would hardly reduce it. The last grid
+takes more time than all others together.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from fedsim.errors import ConfigError
 from fedsim.sampling import Relation
 
 WIDTH = 1e-4
-"""dp_accounting's own grid, in nats; others are this times a power of four."""
+"""Grid width of dp_accounting, in nats; other widths are this times a power of four."""
 
 _REFINEMENT = 4
-_FIRST_POINTS = 20  # of the first grid, about
-_WIDEST = 10.0  # nats; wider ones say little, and overflow
-_MOST_UPWARD = MAX_POINTS // 3  # grid points; losses go down as far as up, and spans are rough
-_TOLERANCE = 1e-4  # of ε or δ, relative, that finer grids may still take off
-_TOLERANCE_BEYOND = 7e-4  # the same once the grid is dp_accounting's own or finer
+_FIRST_POINTS = 20  # approximate number of points of the first grid
+_WIDEST = 10.0  # maximum width in nats; wider grids are useless, and overflow
+_MOST_UPWARD = MAX_POINTS // 3  # maximum points for positive losses; spans are rough
+_TOLERANCE = 1e-4  # relative reduction of ε or δ on finer grids that is ignored
+_TOLERANCE_BEYOND = 7e-4  # the same for dp_accounting's width or finer
 _NEARLY_NOTHING = 1e-22  # mass of a component that a PLD leaves out, about e^-50
-# Below it, 1 - q has too few digits: a user is found whenever drawn.
+# For a smaller rate, 1 - q has too few digits: assume that a user is found whenever drawn.
 _LEAST_RATE = 1e-10
-_MOST_INFINITE = 3  # grids on which the answer may be infinite before it is believed
+_MOST_INFINITE = 3  # stop after this many grids with an infinite answer
 
 
 _HAVING_PLD = (
@@ -55,7 +55,7 @@ _HAVING_PLD = (
 
 @dataclass(frozen=True)
 class PldAccountant(Accountant):
-    """Numerical composition of PLDs: tight up to the grid, for every sampler but the fixed size."""
+    """Numerical composition of PLDs, tight up to the grid width."""
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -71,13 +71,13 @@ class PldAccountant(Accountant):
         cyclic = cost.sampling.kind == "cyclic"
         if cyclic and cost.units_per_user > 1 and relation is Relation.FIXED_GRAPH:
             return (
-                "keeps an owner's units in one group of cyclic sampling, which units with several "
-                "owners cannot be; use Poisson sampling, or one unit an owner"
+                "cyclic sampling keeps an owner's units in one group, but a unit with several "
+                "owners would be in several groups; use Poisson sampling, or one unit per owner"
             )
         return None
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return ε at δ; inf where δ is below what a PLD resolves, about 1e-22 a round."""
+        """Return ε at δ; inf if δ is below the resolution of a PLD, about 1e-22 a round."""
         return solve_epsilon(costs, delta, relation)[0]
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
@@ -97,11 +97,11 @@ def solve_epsilon(
     return epsilon, composed(tuple(costs), relation, width)
 
 
-@functools.lru_cache(maxsize=4)  # a PLD is megabytes; several δ ask the same one
+@functools.lru_cache(maxsize=4)  # a PLD takes megabytes; several δ need the same one
 def composed(
     costs: tuple[tuple[RoundCost, int], ...], relation: Relation, width: float
 ) -> ComposedPld:
-    """Return the PLD of rounds that need not cost the same, on one grid."""
+    """Return the PLD of rounds with different costs, on one grid."""
     return ComposedPld.of(
         [(single_round(cost, relation, width), cost.events(rounds)) for cost, rounds in costs],
         width,
@@ -113,7 +113,7 @@ def single_round(cost: RoundCost, relation: Relation, width: float) -> PrivacyLo
     """Return the PLD of one round on a grid of this width.
 
     Raises:
-        ValueError: a round that has no PLD.
+        ValueError: the round has no PLD.
     """
     match cost.event:
         case dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise)):
@@ -150,26 +150,27 @@ def _truncated(
 ) -> PrivacyLossDistribution:
     """Return a PLD of truncated sampling that holds for every population up to the event's.
 
-    Whether the *other* units reach the cap does not depend on the user, so it may be revealed:
-    the round is a mixture of two. If they do not, it is plain sampling at rate q. If m >= c of
-    them do, a drawn user is kept with probability c / (m + 1) and displaces one of the c that are
-    kept without them, uniformly. Let that c and the one be revealed, too, which are drawn alike
-    with the user and without. Then under add-or-remove-one the sum is at one point without the
-    user, and with them, at a rate of q c / (m + 1) <= q, at a point at most 2 away: plain sampling
-    at half the noise. Under the other relations the user displaces in both worlds, by updates that
-    are at most 2 long: replacing at half the noise bounds it.
+    Let c be the cap. Whether the *other* units reach it does not depend on the user, so it may be
+    revealed: the round is a mixture of two mechanisms. First, if they do not reach it, the round is
+    plain sampling at rate q. Second, if m >= c others are drawn, a drawn user is kept with
+    probability c / (m + 1) and displaces one of the c kept units, uniformly. Reveal these c units
+    and the displaced one too, as they are drawn in the same way with and without the user. Under
+    add-or-remove-one, the sum without the user is then one point. With the user, it is at most 2
+    away, at a rate of q c / (m + 1) <= q: plain sampling at half the noise. Under the other
+    relations the user displaces a unit in both neighbours, with updates at most 2 apart: replacing
+    at half the noise bounds this.
 
-    The rate is taken as q, for then the second costs at least what the first does, in both
-    directions and at every ε: at half the noise, each is a post-processing away from the same at
-    the full (halve, add noise), and replacing costs at least what adding does (where the loss is
-    positive one of its two densities is the same, the other on the better side). So the mixture
-    costs the more, the likelier the second is, and no population up to the declared one makes it
-    likelier.
+    We use the rate q. Then the second mechanism costs at least as much as the first, in both
+    directions and at every ε. First, a mechanism at full noise is a post-processing of the same one
+    at half the noise (halve, add noise). Second, replacing costs at least as much as adding: where
+    the loss is positive, one of its two densities is the same, and the other increases the loss. So
+    the cost of the mixture grows with the probability of the second mechanism, which is largest at
+    the declared population.
 
     dp_accounting takes both probabilities at the event's population, and replacing under every
-    relation. Its second probability falls as the population grows, and its ε with it; and with
-    q c / (c + 1) a population below a small cap, which is never cut, would cost more than a larger
-    one.
+    relation. Its second probability, and so its ε, falls as the population grows. With
+    q c / (c + 1), a population below a small cap, which is never cut, would cost more than a larger
+    population.
     """
     noise, probability = event.noise_multiplier, event.sampling_probability
     others = event.dataset_size - 1
@@ -185,22 +186,21 @@ def _truncated(
 
 
 def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, float]:
-    """Return value and width of the first grid that is fine enough, or of the finest that fits.
+    """Return the value and width of the first grid that is fine enough, or the finest that fits.
 
     Args:
-        at: ε on a grid of a width in nats.
+        at: returns ε on a grid of a width in nats.
         costs: the rounds.
 
     Raises:
-        ConfigError: so little noise that losses reach further than any grid, or so many rounds
-            that they do.
+        ConfigError: losses exceed every grid, as there is too little noise or too many rounds.
     """
     span = max(_span(cost) for cost, _ in costs)
     if span / _WIDEST > _MOST_UPWARD / _REFINEMENT:
         least = min(cost.noise_multiplier for cost, _ in costs)
         raise ConfigError(
-            f"noise_multiplier = {least:g}: so little that ε is in the millions, and no PLD is "
-            "built for it; give more noise"
+            f"noise_multiplier = {least:g}: too little noise for a PLD, as ε is in the millions; "
+            "give more noise"
         )
     power = math.floor(math.log(min(span / _FIRST_POINTS, _WIDEST) / WIDTH, _REFINEMENT))
     values: list[float] = []
@@ -219,10 +219,10 @@ def refined(at: Callable[[float], float], costs: Composition) -> tuple[float, fl
 
 
 def _settled(values: Sequence[float], tolerance: float) -> bool:
-    """Whether finer grids will change the last value by at most `tolerance` of it.
+    """Return whether finer grids would change the last value by at most a relative `tolerance`.
 
     The error shrinks by a factor r from grid to grid (16 once the grid resolves the losses, less
-    before), which the last two differences show; what is left is then the last one / (r - 1).
+    before). The last two differences give r; the remaining error is the last difference / (r - 1).
     """
     if math.isinf(values[-1]):
         return len(values) >= _MOST_INFINITE
@@ -239,7 +239,7 @@ def _settled(values: Sequence[float], tolerance: float) -> bool:
 
 
 def _span(cost: RoundCost) -> float:
-    """Return roughly how far the losses of one round reach, in nats."""
+    """Return the approximate maximum loss of one round, in nats."""
     event, noise = cost.event, cost.noise_multiplier
     counts, weights = np.array([1.0]), np.array([cost.sampling.probability])
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):

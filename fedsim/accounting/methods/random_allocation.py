@@ -1,33 +1,33 @@
-"""Accountant of balanced sampling: every user in one secret round of each of k passes of m rounds.
+"""Accountant of balanced sampling: each user in one secret round of each of k passes of m rounds.
 
 Also called random allocation, and for one pass balls in bins (Chua et al. 2024; Feldman and
-Shenfeld 2025, 2026; Dong and Özgür 2026). What is proved here, for add-or-remove-one (and for
-zero-out-one, whose pairs are the same), in three steps:
+Shenfeld 2025, 2026; Dong and Özgür 2026). The proof for add-or-remove-one (and for zero-out-one,
+which has the same pairs) has three steps:
 
-1. *One pair for adaptive rounds.* Let round i release, given what was released before, a Gaussian
-   of deviation σ whose mean a user who takes part moves by a vector v of length <= 1. Whoever has
-   z in R^T can play all rounds without knowing whether the user is there: in round i add
-   v z_i + noise of covariance σ² (I - v v'), with v from what was played before. With z from
-   Q = N(0, σ² I) that is a run without the user, with z from N(1_S, σ² I) one whose user takes part
-   in the rounds S. So the run is a post-processing of the pair P = E_S N(1_S, σ² I) against Q. It
-   takes subsets that users draw independently of each other, and a T fixed before. As z may be
+1. *One pair for adaptive rounds.* Let round i release, given earlier releases, a Gaussian of
+   deviation σ. A user who takes part moves its mean by a vector v of length <= 1. From z in R^T,
+   all rounds can be simulated without knowing whether the user is present: in round i add
+   v z_i + noise of covariance σ² (I - v v'), with v from earlier rounds. With z from
+   Q = N(0, σ² I) this is a run without the user; with z from N(1_S, σ² I) the user takes part in
+   the rounds S. So the run is a post-processing of the pair P = E_S N(1_S, σ² I) against Q. This
+   needs subsets that users draw independently of each other, and a T fixed in advance. As z may be
    drawn before the first round, other releases may come in between.
-2. *Passes are independent.* A user draws one round of each pass, so P and Q are products over the
-   passes of P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I), m the length of the pass. (A uniform
-   k-subset of all rounds costs no more: cut them into passes at random, and tell where. Feldman and
-   Shenfeld.)
-3. *1 of m by a law on a grid.* Under Q the likelihood ratio L of a pass is the mean of m
-   independent log-normals of mean 1. Divergences are means of convex functions of L under Q, in
-   both directions: E (L - e^ε)+ for removing, E (1 - e^ε L)+ for adding. So a spread of L (mass
-   moved apart, its mean kept) costs at least as much, for every ε, in both directions; so does a
-   sum of independent spreads, and a product of pairs of which each costs more (Zhu et al. 2022).
-   Every rounding here is such a spread: onto the two neighbours of a geometric grid,
-   and at the tails onto 0 (infinite loss of adding) and onto infinity (of removing).
+2. *Passes are independent.* A user draws one round of each pass. So P and Q are products over the
+   passes of P_m = (1/m) Σ_i N(e_i, σ² I) against N(0, σ² I), where m is the length of the pass. (A
+   uniform k-subset of all rounds costs no more: divide it into passes at random, and reveal the
+   division. Feldman and Shenfeld.)
+3. *The distribution of 1 in m on a grid.* Under Q the likelihood ratio L of a pass is the mean of m
+   independent log-normals of mean 1. Divergences are means of convex functions of L under Q:
+   E (L - e^ε)+ for removing, E (1 - e^ε L)+ for adding. A spread of L moves mass apart and keeps
+   its mean. So it costs at least as much, for every ε, in both directions. The same holds for a sum
+   of independent spreads, and for a product of pairs that each cost more (Zhu et al. 2022). Every
+   rounding here is such a spread: onto the two neighbours on a geometric grid, and at the tails
+   onto 0 (infinite loss of adding) and onto infinity (infinite loss of removing).
 
-On a geometric grid the sum of points i and j lies at max(i, j) + c(|i - j|), so all pairs of one
-distance are rounded by the same two weights, and one sum is as many vector operations as there are
-distances. Floating point is charged too, but for the log-normal's own masses and the composition
-of passes (`composition.py`, a model).
+On a geometric grid the sum of points i and j is at max(i, j) + c(|i - j|). So all pairs of one
+distance are rounded with the same two weights, and a sum takes one vector operation per distance.
+Floating-point errors are charged too, except those of the log-normal's masses and of the
+composition of passes (`composition.py`, a model).
 """
 
 from __future__ import annotations
@@ -52,36 +52,36 @@ from fedsim.sampling import BalancedSampling, PoissonSampling, Relation
 Array = npt.NDArray[np.float64]
 
 _TAIL = 1e-20  # mass at either end that a sum charges to δ
-_FIRST_FINENESS = 1.0 / 8.0  # width of a grid over the spread of what is on it
+_FIRST_FINENESS = 1.0 / 8.0  # width of a grid over the spread of its distribution
 _FINEST = 1.0 / 128.0
-_TOLERANCE = 2e-3  # of ε or δ, relative, that finer grids may still take off
-_LEAST_NOISE = 0.05  # below, masses leave the floats' range and amplification is nominal
-_MOST_NOISE = 1e4  # above, a grid's roundings would be seen
+_TOLERANCE = 2e-3  # relative reduction of ε or δ on finer grids that is ignored
+_LEAST_NOISE = 0.05  # below, masses leave the range of floats, and amplification is tiny
+_MOST_NOISE = 1e4  # above, rounding on the grid would be visible
 
 
-_OF_MOMENTS = 1e-13  # of a moment, relative: rounding
+_OF_MOMENTS = 1e-13  # relative rounding error of a moment
 
 
 @dataclass(frozen=True)
 class RandomAllocationAccountant(Accountant):
-    """The law of the likelihood ratio on a geometric grid, about 2e-3 above the finest."""
+    """The distribution of the likelihood ratio on a geometric grid; ε is tight to about 2e-3."""
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
         if not isinstance(cost.sampling, BalancedSampling) and not _plain(cost):
-            return "accounts balanced sampling only, and releases that everybody is in"
+            return "accounts only balanced sampling, and releases over all users"
         if relation is Relation.REPLACE:
             return "has no proof for replace-one; use add-or-remove-one or zero-out-one"
         return None
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return ε at δ; inf where δ is below the mass of the tails, about 1e-19 a round."""
+        """Return ε at δ; inf if δ is below the mass of the tails, about 1e-19 a round."""
         if (gaussian := _unamplified(costs)) is not None:
             return solve_epsilon(gaussian, delta, relation)[0]
         return _refined(lambda f: composed(tuple(costs), f).get_epsilon_for_delta(delta))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε, on the finest grid but one."""
+        """Return δ as a function of ε, on the second-finest grid."""
         if (gaussian := _unamplified(costs)) is not None:
             return solve_epsilon(gaussian, delta, relation)[1].deltas
         return composed(tuple(costs), 2.0 * _FINEST).deltas
@@ -89,8 +89,8 @@ class RandomAllocationAccountant(Accountant):
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
         """Return the Rényi divergence of a whole run's finite losses, and its infinite mass.
 
-        Both in the dearer direction, of one grid; with too little noise for a grid, those of a
-        Gaussian mechanism a pass.
+        Both are for the more expensive direction, on one grid. With too little noise for a grid,
+        they are those of one Gaussian mechanism per pass.
         """
         if cost.noise_multiplier < _LEAST_NOISE:
             passes = cast(BalancedSampling, cost.sampling).participations
@@ -107,7 +107,7 @@ def composed(costs: tuple[tuple[RoundCost, int], ...], fineness: float) -> Compo
 
     Args:
         costs: balanced sampling, with noise of at least 0.05.
-        fineness: the grids' widths, relative to the spread of what is on them.
+        fineness: width of a grid relative to the spread of its distribution.
     """
     pairs, plain = [], [(cost, rounds) for cost, rounds in costs if _plain(cost)]
     for cost, rounds in (part for part in costs if part not in plain):
@@ -128,7 +128,7 @@ def composed(costs: tuple[tuple[RoundCost, int], ...], fineness: float) -> Compo
 
 
 def _onto(losses: Losses, width: float) -> Losses:
-    """Return losses spread onto the grid of another width: mass under both of the pair is kept."""
+    """Spread losses onto a grid of another width; preserves the mass under both P and Q."""
     if losses.width == width:
         return losses
     places = losses.losses / width
@@ -142,12 +142,12 @@ def _onto(losses: Losses, width: float) -> Losses:
 
 @dataclass(frozen=True, eq=False)
 class _Law:
-    """The law of a sum of likelihood ratios under Q, spread onto a geometric grid.
+    """The distribution of a sum of likelihood ratios under Q, on a geometric grid.
 
     Attributes:
-        first: the lowest point's logarithm, in widths of the grid.
-        masses: (n,) of e^(first w), e^((first + 1) w), …
-        zero: mass of 0.
+        first: logarithm of the lowest point, in grid widths w.
+        masses: (n,) masses of e^(first w), e^((first + 1) w), …
+        zero: mass at 0.
         infinite: part of the mean that was moved to infinity.
     """
 
@@ -158,23 +158,23 @@ class _Law:
 
     @property
     def last(self) -> int:
-        """The highest point's logarithm, in widths."""
+        """Logarithm of the highest point, in widths."""
         return self.first + len(self.masses) - 1
 
     def points(self, width: float) -> Array:
-        """Return (n,) the points."""
+        """Return the points, (n,)."""
         logs: Array = width * np.arange(self.first, self.last + 1, dtype=np.float64)
         return np.exp(logs)
 
     def mean(self, width: float) -> float:
-        """Return the mean, but for what is at infinity."""
+        """Return the mean without the part at infinity."""
         return float(self.masses @ self.points(width))
 
     def trimmed(self, width: float, mean: float) -> _Law:
-        """Return the law of this mean without its tails.
+        """Return the distribution without its tails; `mean` is its mean.
 
-        What is below goes to 0 and its mean to infinity; what is above to the last point kept, and
-        its mean to infinity: more than the spread onto that point and infinity would move.
+        Mass of the lower tail moves to 0, and its mean to infinity. Mass of the upper tail moves to
+        the last kept point, and its whole mean to infinity, which is more than a spread moves.
         """
         means = self.masses * self.points(width)
         low = int(np.searchsorted(np.cumsum(self.masses), _TAIL, side="right"))
@@ -190,7 +190,7 @@ class _Law:
         )
 
     def plus(self, other: _Law, width: float, factor: int) -> _Law:
-        """Return the law of the sum of two independent ones, on a grid `factor` times as fine."""
+        """Return the distribution of an independent sum, on a grid `factor` times as fine."""
         first = factor * max(self.first, other.first)
         distances = np.arange(max(self.last - other.first, other.last - self.first) + 1)
         steps, weights = _split(np.log1p(np.exp(-width * distances)), width / factor)
@@ -207,13 +207,13 @@ class _Law:
             at = factor * (start + max(lag, 0)) + int(steps[abs(lag)]) - first
             end = at + factor * (stop - start)
             split[:, at:end:factor] += twice * weights[:, abs(lag), None] * pairs
-        # 0 and a point is made 0: a mass this small would widen the grid by a factor of two.
+        # The sum of 0 and a point is set to 0: this small mass would double the grid's range.
         zero = self.zero + other.zero
         means = self.zero * other.mean(width) + other.zero * self.mean(width)
         return _Law(first, _joined(split), zero, self.infinite + other.infinite + means)
 
     def losses(self, size: int, width: float, count: int) -> tuple[Losses, Losses]:
-        """Return the losses of removing and of adding, of `count` passes of `size` rounds."""
+        """Return the losses of removing and of adding, for `count` passes of `size` rounds."""
         steps, weights = _split(np.array([-math.log(size)]), width)
         masses = _joined(weights * self.masses)
         law = _Law(self.first + int(steps[0]), masses, self.zero, self.infinite / size)
@@ -222,17 +222,16 @@ class _Law:
 
 
 def _joined(split: Array) -> Array:
-    """Return masses (n + 1,) of masses (2, n) that belong to a point and to the next one."""
+    """Join masses (2, n) of each point and its successor into masses (n + 1,)."""
     masses: Array = np.append(split[0], 0.0) + np.append(0.0, split[1])
     return masses
 
 
 def _split(logs: Array, width: float) -> tuple[npt.NDArray[np.int64], Array]:
-    """Return (n,) grid points below numbers e^logs, and weights (2, n) of it and of the next.
+    """Return the grid points (n,) below e^logs, and weights (2, n) of each and its successor.
 
-    The weights keep the mean. Floating point moves a position by its last digits, up to some
-    1e-15/w of a step, and a sum of n masses by n times 1.1e-16 at most: both weights have more
-    than that added.
+    The weights preserve the mean. Rounding moves a position by about 1e-15/w of a step, and a sum
+    of n masses by at most n times 1.1e-16. Both weights are increased by more than that.
     """
     places = logs / width
     steps = np.floor(places)
@@ -242,10 +241,10 @@ def _split(logs: Array, width: float) -> tuple[npt.NDArray[np.int64], Array]:
 
 
 def _sums(noise: float, sizes: Set[int], fineness: float) -> tuple[dict[int, _Law], float]:
-    """Return laws of sums of n log-normals, for n in one or two successive `sizes`; and a width.
+    """Return distributions of sums of n log-normals, for one or two successive n; and a width.
 
-    Each is a sum of two halves, so that a level has two laws at most; and the grid gets finer as
-    the sum gets narrower, by √n.
+    Each sum is a sum of two halves, so a level of the recursion has at most two distributions. The
+    grid gets finer as the relative spread of the sum falls with √n.
     """
     if max(sizes) == 1:
         width = fineness / noise
@@ -265,9 +264,9 @@ def _sums(noise: float, sizes: Set[int], fineness: float) -> tuple[dict[int, _La
 
 
 def _log_normal(noise: float, width: float) -> _Law:
-    """Return the law of N(1, σ²)/N(0, σ²) under N(0, σ²): what connecting the dots does to it.
+    """Return the distribution of N(1, σ²)/N(0, σ²) under N(0, σ²), from "connect the dots".
 
-    That splits masses as a spread does, but for the tails, whose mean goes to infinity here.
+    This splits masses as a spread does, except at the tails, whose mean moves to infinity here.
     """
     pld = mixture_pld(noise, [1.0], [1.0], width)
     remove, add = pld._pmf_remove.to_dense_pmf(), pld._pmf_add.to_dense_pmf()
@@ -291,7 +290,7 @@ def _expm1(value: float) -> float:
 def _refined(at: Callable[[float], float]) -> float:
     """Return the value on the first grid that is fine enough; each is an upper bound.
 
-    Halving the width takes three quarters of the error off, so a third of the last step is left.
+    Halving the width removes three quarters of the error, so a third of the last step remains.
     """
     values = [at(_FIRST_FINENESS)]
     for halvings in itertools.count(1):
@@ -304,7 +303,7 @@ def _refined(at: Callable[[float], float]) -> float:
 
 
 def _unamplified(costs: Composition) -> Composition | None:
-    """Return a Gaussian mechanism a pass, which costs more, if noise is too little for a grid."""
+    """Return one (more expensive) Gaussian mechanism per pass if noise is too small for a grid."""
     if all(cost.noise_multiplier >= _LEAST_NOISE for cost, _ in costs):
         return None
     return [

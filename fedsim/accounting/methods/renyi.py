@@ -17,7 +17,7 @@ from fedsim.sampling import Relation
 
 _MOMENTS_ORDERS = range(2, 34)
 
-# dp_accounting's line for each order that it leaves out: the bound holds without it.
+# Hide dp_accounting's log line for each order that it leaves out: the bound holds without it.
 logging.getLogger("absl").addFilter(
     lambda record: "rdp_privacy_accountant" not in record.pathname or record.levelno > 30
 )
@@ -25,7 +25,7 @@ logging.getLogger("absl").addFilter(
 
 @dataclass(frozen=True)
 class RdpAccountant(Accountant):
-    """dp_accounting's RDP accountant: looser than a PLD, and the only one for a fixed size."""
+    """dp_accounting's RDP accountant: looser than PLD, and the only one for fixed-size cohorts."""
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
         """Return why this accountant cannot prove anything about a round, or None."""
@@ -62,8 +62,8 @@ class RdpAccountant(Accountant):
 class MomentsAccountant(Accountant):
     """The accountant of McMahan et al. 2018: integer orders 2 to 33 and the first conversion.
 
-    ε = min over α of RDP(α) + log(1/δ) / (α - 1) (Abadi et al. 2016, Theorem 2). For comparison
-    with published tables: it is valid, and looser than everything since.
+    ε = min over α of RDP(α) + log(1/δ) / (α - 1) (Abadi et al. 2016, Theorem 2). It is valid, but
+    looser than all later accountants; use it for comparison with published tables.
     """
 
     def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
@@ -109,7 +109,7 @@ def _supported(cost: RoundCost, relation: Relation) -> bool:
     return bool(dp_accounting.rdp.RdpAccountant(None, relation.of_dp_accounting).supports(event))
 
 
-@functools.lru_cache(maxsize=32)  # several δ ask the same one; each is a few hundred numbers
+@functools.lru_cache(maxsize=32)  # several δ need the same one; each has a few hundred numbers
 def _composed(
     costs: tuple[tuple[RoundCost, int], ...],
     relation: Relation,

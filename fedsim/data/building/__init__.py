@@ -1,4 +1,4 @@
-"""Building a token store: streaming, by several processes, in bounded memory.
+"""Build a token store by streaming, in bounded memory.
 
-Start at `build.py`.
+Start with `build.py`.
 """

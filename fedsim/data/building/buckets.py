@@ -1,7 +1,7 @@
-"""First half of a build: tokenised examples on disk, in buckets of some thousand users.
+"""First half of a build: write tokenised examples to disk, in buckets of some thousand users.
 
-A bucket has one file for each field of `Rows`, and its rows are in the order of arrival. So the
-memory of a build does not grow with the source: only one bucket is sorted at a time.
+A bucket has one file for each field of `Rows`, with rows in the order of arrival. Only one bucket
+is sorted at a time, so the memory of a build does not grow with the source.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedsim.data.store.manifest import disk_dtype
 from fedsim.data.store.rows import bounds_of, offsets_of
 
 USERS = 1 << 12
-"""Users of a bucket: bucket b has the users b * USERS … (b + 1) * USERS - 1."""
+"""Users per bucket: bucket b has the users b * USERS … (b + 1) * USERS - 1."""
 BUFFERED = 1 << 22  # tokens in memory before they are written
-_AT_ONCE = 1 << 20  # ids: an index takes 8 bytes, an id takes 2
+_AT_ONCE = 1 << 20  # ids at a time: an index takes 8 bytes, an id takes 2
 
 
 Numbers = npt.NDArray[np.uint32]
@@ -33,11 +33,11 @@ class Rows(NamedTuple):
     """Examples, one after the other.
 
     Attributes:
-        users: (examples,) uint32, the user of each.
-        lengths: (examples,) uint32, the number of ids of each.
-        tokens: all ids end to end, in the dtype of the store.
-        others: (examples,) uint32, the number of owners that each has beside its user.
-        owners: uint32, the numbers of those owners end to end.
+        users: (examples,) uint32, the user of each example.
+        lengths: (examples,) uint32, the number of ids of each example.
+        tokens: all ids, concatenated, in the dtype of the store.
+        others: (examples,) uint32, the number of further owners of each example.
+        owners: uint32, the numbers of those owners, concatenated.
     """
 
     users: Numbers
@@ -62,16 +62,16 @@ class Rows(NamedTuple):
 
 
 class Buckets:
-    """A folder of buckets that is being filled, then read.
+    """A folder of buckets: first filled, then read.
 
     Attributes:
         users: name to index, in order of the first usable text.
-        owners: name to number of all who own an example beside its user, in order of appearance.
-        examples: (users,) int64, the number of examples of each user; so far as written.
-        tokens: (users,) int64, the number of tokens of each user.
-        dropped: reason to count.
-        num_records: read so far.
-        num_pairs: of an example and an owner beside its user.
+        owners: name to number of the further owners of examples, in order of appearance.
+        examples: (users,) int64, the number of written examples of each user.
+        tokens: (users,) int64, the number of written tokens of each user.
+        dropped: number of dropped items, per reason.
+        num_records: number of records read so far.
+        num_pairs: number of pairs of an example and a further owner.
     """
 
     def __init__(self, folder: Path, tokeniser: BatchTokeniser) -> None:
@@ -106,14 +106,14 @@ class Buckets:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits in memory."""
+        """Write the buffered rows."""
         if not self._waiting:
             return
         rows = Rows(*map(np.concatenate, zip(*self._waiting, strict=True)))
         self._waiting, self._num_waiting = [], 0
         count, new_users = len(self.users), (0, len(self.users) - len(self.examples))
         self.examples = np.pad(self.examples, new_users) + np.bincount(rows.users, minlength=count)
-        # Counted in float64, which is exact far beyond what waits.
+        # `bincount` counts in float64, which is exact for these sizes.
         tokens = np.bincount(rows.users, rows.lengths, count).astype(np.int64)
         self.tokens = np.pad(self.tokens, new_users) + tokens
         self.num_pairs += len(rows.owners)
@@ -134,7 +134,7 @@ class Buckets:
         return (self._folder / f"{number}.{field}" for field in Rows._fields)
 
     def _owners_of(self, batch: TokenisedBatch) -> tuple[Any, Any]:
-        """Return per piece the number of owners beside its user, and those owners."""
+        """Return the number of further owners of each piece, and those owners."""
         numbers, counts, owners = self.owners, [], []
         for user, named, pieces in zip(
             batch.users, batch.owners, batch.pieces.tolist(), strict=True
@@ -155,9 +155,9 @@ def ordered(ids: Ids, lengths: npt.NDArray[Any], order: Indices) -> Iterator[Ids
     """Yield the ids of the examples in `order`, about `_AT_ONCE` at a time.
 
     Args:
-        ids: of examples end to end.
-        lengths: of the examples.
-        order: example numbers in the order wanted.
+        ids: ids of all examples, concatenated.
+        lengths: lengths of the examples.
+        order: example numbers in output order.
     """
     starts, sizes = offsets_of(lengths), lengths.astype(np.int64)
     for first, last in pairwise(bounds_of(offsets_of(sizes[order]), _AT_ONCE)):
@@ -168,9 +168,10 @@ def ordered(ids: Ids, lengths: npt.NDArray[Any], order: Indices) -> Iterator[Ids
 def _joined(
     batch: TokenisedBatch, of_texts: npt.NDArray[np.uint32], num_known: int
 ) -> tuple[Ids, Indices]:
-    """Drop the begin token of texts that follow another of their user, if it is the end token too.
+    """Drop the begin token of a user's later texts if it equals the end token.
 
-    So it stands once between two texts. Users below `num_known` had a text before this batch.
+    So this token occurs once between two texts. Users below `num_known` had a text before this
+    batch.
     """
     is_first = np.zeros(len(of_texts), np.bool_)
     new, places = np.unique(of_texts, return_index=True)

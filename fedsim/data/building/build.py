@@ -1,9 +1,9 @@
-"""Build a token store from (user, text) records: streaming, in bounded memory.
+"""Build a token store from (user, text) records by streaming, in bounded memory.
 
-First (`tokenise`, `buckets`) batches of texts become pieces of token ids, which are
-written to buckets of users as they come. Then (`write`) the buckets become the files of the store.
-All of it happens in a hidden folder beside the destination, which is renamed at the end: a store
-is whole or missing.
+First (`tokenise`, `buckets`), batches of texts become pieces of token ids, which are written to
+buckets of users. Then (`write`) the buckets become the files of the store. All files are written
+to a hidden folder beside the destination, which is renamed at the end. So a store is either
+complete or missing.
 """
 
 from __future__ import annotations
@@ -51,32 +51,32 @@ def build_store(
     text_kind: Mapping[str, str] | None = None,
     progress: ReportLine | None = None,
 ) -> TokenStore:
-    """Write a store of these records, users in order of first appearance, texts in order.
+    """Write a store of these records, with users in order of first appearance and texts in order.
 
     Args:
-        records: (user, text), or (user, text, owners); a record with a null or an empty text is
-            dropped, counted. What the iterable itself dropped, it may count in a mapping `dropped`,
-            reason to number.
-        encode: texts to their token ids, -1 - id for context tokens.
+        records: (user, text) or (user, text, owners). Records with a null or an empty text are
+            dropped and counted. The iterable may count its own dropped records in a mapping
+            `dropped`, from reason to number.
+        encode: maps texts to token ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
-        tokenizer_fingerprint: of the tokenizer behind `encode`, hex.
-        sequence_length: most ids an example may have, at least 2.
+        tokenizer_fingerprint: fingerprint of the tokenizer behind `encode`, hex.
+        sequence_length: maximum number of ids of an example, at least 2.
         cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it;
-            or "join" a user's texts end to end and cut them into examples of nearly equal length.
-        loss_on: which tokens count; "all" where `encode` gives no context tokens. An example in
-            which none counts is dropped, counted; not with "join", where its loss is 0.
-        co_owned: whether records name owners beside their user; not with "join".
-        whole: texts are the examples of a store of this `cutting`: none is cut, joined or dropped.
-        drops_refused: conversations that the chat template refuses are dropped, and counted.
+            or "join" a user's texts and cut them into examples of nearly equal length.
+        loss_on: tokens that count in the loss; "all" if `encode` gives no context tokens. Examples
+            without such a token are dropped and counted; with "join" they stay, with a loss of 0.
+        co_owned: whether records name further owners; not with "join".
+        whole: whether texts are already examples of this `cutting`, to be kept unchanged.
+        drops_refused: whether to drop and count conversations that the chat template refuses.
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
         source: the source in words, for the manifest.
-        user_column: of the source, for the manifest; None where it has none.
-        text_kind: what its texts are, for the manifest; see `Manifest`.
-        progress: called after each batch with a line on how far the build is.
+        user_column: user column of the source, for the manifest; None if there is none.
+        text_kind: columns of the texts, for the manifest; see `Manifest`.
+        progress: called after each batch with a line on the progress.
 
     Raises:
-        ConfigError: not one usable record; a conversation that the chat template refuses.
-        FileExistsError: `destination` exists; also when another process made it meanwhile.
+        ConfigError: there is no usable record, or the chat template refuses a conversation.
+        FileExistsError: `destination` exists, or another process created it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
     tokeniser = BatchTokeniser(
@@ -123,12 +123,12 @@ def build_store(
 def _hidden_folder(destination: Path) -> Iterator[tuple[Path, Path]]:
     """Yield two empty folders: for temporary files, and for the store.
 
-    The second becomes `destination` when the block ends without an error: synced, then renamed.
-    One process at a time has the folders; others wait. What a killed build left is removed by the
-    next build of the same destination.
+    If the block ends without an error, the second folder is synced and renamed to `destination`.
+    Only one process at a time has the folders; others wait. The next build of the same destination
+    removes the files of a killed build.
 
     Raises:
-        FileExistsError: `destination` exists, perhaps because another process has just made it.
+        FileExistsError: `destination` exists; another process may have just created it.
     """
     folder = destination.with_name(f".{destination.name}.build")
     lock = destination.with_name(f".{destination.name}.lock")
@@ -152,7 +152,7 @@ def _hidden_folder(destination: Path) -> Iterator[tuple[Path, Path]]:
 def terminal_progress() -> Iterator[ReportLine]:
     """Show a progress line on standard error; yield its setter.
 
-    Where that is no terminal, a line is logged every half minute.
+    Without a terminal, it logs a line every half minute.
     """
     console = progress_console()
     what = "building the store (not protected by the privacy guarantee)"
@@ -177,10 +177,10 @@ def _read_all(
             )
     except RefusedError as error:
         field, reason = error.args
-        after = " of what the preparation left" if hasattr(records, "dropped") else ""
+        after = " after preparation" if hasattr(records, "dropped") else ""
         raise ConfigError(
-            f"{field}: row {buckets.num_records + error.place + 1}{after}: {reason}; mend the row, "
-            "give another data.chat_template, or drop such rows by data.drop_refused = true"
+            f"{field}: row {buckets.num_records + error.place + 1}{after}: {reason}; fix the row, "
+            "give another data.chat_template, or drop such rows with data.drop_refused = true"
         ) from None
     buckets.flush()
     buckets.dropped.update(getattr(records, "dropped", {}))
@@ -189,19 +189,19 @@ def _read_all(
 def _no_record(source: str, dropped: Mapping[str, int]) -> ConfigError:
     reasons = ", ".join(f"{count} {why}" for why, count in dropped.items() if count)
     hint = (
-        "; data.loss_on says which messages count, by their role"
+        "; data.loss_on chooses the roles of the messages that count"
         if tokenise.UNCOUNTED in dropped
         else ""
     )
     if tokenise.NO_TOKENS in dropped:
-        hint += "; the tokenizer knows none of their characters: take a model of their language"
+        hint += "; the tokenizer knows none of their characters: take a model for their language"
     return ConfigError(
         f"data.source = {source!r}: no usable record; dropped: {reasons or 'none'}{hint}"
     )
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield a thousand records at a time, or fewer where they are long."""
+    """Yield batches of a thousand records, or fewer if they are long."""
     batch: list[Record] = []
     characters = 0
     for record in records:

@@ -18,13 +18,13 @@ from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
 
 Owners = tuple[str, ...]
 Record = tuple[str | None, str | None] | tuple[str | None, str | None, Owners | None]
-"""User, text, and who owns the text beside the user: None where one of them has no name."""
+"""User, text, and optionally the further owners of the text: None if an owner has no name."""
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.integer[Any]]
 
 _Usable = tuple[int, str, str, Owners]
-"""Place in the batch, user, text, owners."""
+"""Index in the batch, user, text, owners."""
 
 SHORT_TEXT = "fewer than 2 tokens"
 NO_TOKENS = "texts that became no tokens"
@@ -34,7 +34,7 @@ CUT_TOKENS = "tokens beyond sequence_length"
 UNCOUNTED = "examples without a token that counts"
 
 MOST_CHARACTERS = 10_000_000
-"""The longest novels have fewer; a longer text is a file without line ends, and tokenising it
+"""The longest novels have fewer. A longer text is usually a file without line ends; tokenising it
 takes a hundred times its size in memory."""
 
 
@@ -43,15 +43,15 @@ class TokenisedBatch:
     """The token ids of a batch of records.
 
     Attributes:
-        num_records: records read, the dropped ones counted.
-        users: per usable text its user.
-        owners: per usable text who owns it beside the user; the user may be among them.
-        pieces: per usable text its number of pieces, int64, at least 1.
-        lengths: per piece its number of ids, int64, at least 2, where texts are not `whole`.
-        ids: of all pieces, end to end, in the dtype of the store; -1 - id for context tokens.
-        begins_as_ends: per usable text whether its begin token is its end token; used to join.
-        dropped: reason to count: of records, except `CUT_TOKENS`, which counts tokens, and
-            `UNCOUNTED`, which counts pieces.
+        num_records: number of records read, including dropped ones.
+        users: user of each usable text.
+        owners: further owners of each usable text; they may include the user.
+        pieces: number of pieces of each usable text, int64, at least 1.
+        lengths: number of ids of each piece, int64, at least 2 unless texts are `whole`.
+        ids: ids of all pieces, concatenated, in the dtype of the store; -1 - id for context tokens.
+        begins_as_ends: whether each usable text has equal begin and end tokens; for "join".
+        dropped: number of dropped records per reason; `CUT_TOKENS` counts tokens, and `UNCOUNTED`
+            counts pieces.
     """
 
     num_records: int
@@ -69,15 +69,15 @@ class BatchTokeniser:
     """Encode and cut records into pieces.
 
     Attributes:
-        encode: texts to their ids, -1 - id for context tokens.
+        encode: maps texts to ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
-        loss_on: which tokens count; "all" where `encode` gives no context tokens.
-        sequence_length: most ids of a piece, at least 2.
-        cutting: "split", "truncate", or "join", which leaves texts whole: they are cut after they
-            are joined with the user's other texts.
-        whole: texts are examples already: each stays one, also where no token of it counts.
-        drops_refused: whether a conversation that the chat template refuses is dropped, and
-            counted; else it is an error.
+        loss_on: tokens that count in the loss; "all" if `encode` gives no context tokens.
+        sequence_length: maximum number of ids of a piece, at least 2.
+        cutting: "split", "truncate", or "join". With "join" a text stays uncut here; texts are cut
+            after joining.
+        whole: whether texts are already examples, to be kept even if no token counts.
+        drops_refused: whether to drop and count conversations that the chat template refuses;
+            otherwise they are errors.
     """
 
     encode: Encode
@@ -90,7 +90,7 @@ class BatchTokeniser:
 
     @property
     def joins(self) -> bool:
-        """Whether a user's texts are to be joined, and cut then."""
+        """Whether a user's texts are joined before cutting."""
         return self.cutting == "join" and not self.whole
 
     @property
@@ -103,7 +103,7 @@ class BatchTokeniser:
 
         Raises:
             ValueError: `encode` gave an id outside the vocabulary.
-            RefusedError: the chat template refuses a conversation; it says which of the batch.
+            RefusedError: the chat template refuses a conversation; has its index in the batch.
         """
         dropped: Counter[str] = Counter()
         usable = list(_usable(batch, dropped))
@@ -111,15 +111,15 @@ class BatchTokeniser:
         owners: list[Owners] = []
         texts: list[npt.NDArray[np.int64]] = []
         encoded = self._encoded(usable) if usable else []
-        nothing = [getattr(self.encode, name, None) for name in ("begin", "end")]
+        empty_text = [getattr(self.encode, name, None) for name in ("begin", "end")]
         for (_, user, _, others), given in zip(usable, encoded, strict=True):
             if given is None:
                 dropped[REFUSED] += 1
                 continue
-            if len(given) == 2 and list(given) == nothing and not self.whole:
+            if len(given) == 2 and list(given) == empty_text and not self.whole:
                 dropped[NO_TOKENS] += 1
                 continue
-            if len(given) < 2 and not self.whole:  # nothing in it to predict
+            if len(given) < 2 and not self.whole:  # no token to predict
                 dropped[SHORT_TEXT] += 1
                 continue
             users.append(user)
@@ -145,30 +145,30 @@ class BatchTokeniser:
         return TokenisedBatch(len(batch), users, owners, pieces, lengths, narrow, shared, dropped)
 
     def _encoded(self, usable: Sequence[_Usable]) -> Sequence[Any]:
-        """Return the ids of each text, None of what the chat template refuses."""
+        """Return the ids of each text; None if the chat template refuses it."""
         texts = [text for _, _, text, _ in usable]
         try:
             return self.encode(texts)
         except RefusedError:
-            pass  # of which text, is found one by one
-        found: list[Any] = []
+            pass  # encode one by one, to find the refused text
+        encoded: list[Any] = []
         for text, (place, *_) in zip(texts, usable, strict=True):
             try:
-                found += self.encode([text])
+                encoded += self.encode([text])
             except RefusedError as error:
                 if not self.drops_refused:
                     error.place = place
                     raise
-                found.append(None)
-        return found
+                encoded.append(None)
+        return encoded
 
     def _cut(
         self, sizes: Indices, starts: Indices, dropped: Counter[str]
     ) -> tuple[Indices, Indices, Indices]:
-        """Return per text its number of pieces, and per piece its start and length.
+        """Return the number of pieces of each text, and the start and length of each piece.
 
-        Neighbouring pieces share one token, the last of one being the first of the next, so each
-        token of a text but its first is predicted exactly once.
+        The last token of a piece is the first of the next piece. So each token of a text, except
+        its first, is predicted exactly once.
         """
         longest = self.sequence_length
         if self.cutting == "truncate":
@@ -182,9 +182,9 @@ class BatchTokeniser:
     def _begin_as_they_end(
         self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Return which texts begin with the token that ends them: not a word that does both.
+        """Return which texts have the same begin and end token; an equal word does not count.
 
-        An encoder without the attributes `begin` and `end` puts every text between two such tokens.
+        An encoder without the attributes `begin` and `end` always adds a begin and an end token.
         """
         begin, end = (getattr(self.encode, name, None) for name in ("begin", "end"))
         both = np.equal(first, last)
@@ -202,7 +202,7 @@ class BatchTokeniser:
 def _counting(
     ids: npt.NDArray[np.int64], pieces: Indices, lengths: Indices, dropped: Counter[str]
 ) -> tuple[npt.NDArray[np.int64], Indices, Indices]:
-    """Return the ids of the pieces with a prediction that counts, texts' pieces, and lengths."""
+    """Keep pieces with a predicted token that counts; return ids, pieces per text, and lengths."""
     counted = np.concatenate(([0], np.cumsum(ids >= 0)))
     ends = np.cumsum(lengths)
     wanted = counted[ends] > counted[ends - lengths + 1]  # the first token is not predicted

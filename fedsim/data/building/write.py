@@ -1,4 +1,4 @@
-"""Second half of a build: the store's files, written bucket after bucket, and the owner graph."""
+"""Second half of a build: write the store's files bucket by bucket, and the owner graph."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fedsim.data.store.manifest import OwnerCounts
 from fedsim.data.store.rows import offsets_of
 from fedsim.seeding import hashes
 
-_START = 0x66656473696D2F34  # the start of hashes of owners
+_START = 0x66656473696D2F34  # start value for hashes of owners
 
 
 def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[int, int]:
-    """Write tokens, offsets, names and keys by user; return the numbers of examples and of tokens.
+    """Write tokens, offsets, names and keys by user; return the numbers of examples and tokens.
 
-    Memory: a few numbers for each user, and for each example of a bucket.
+    Memory: a few numbers for each user, and for each example of one bucket.
 
     Args:
-        buckets: everything that was read.
-        folder: where the files go.
-        joined: where texts are joined, the most tokens of an example: the tokens stay as they are,
-            and only the offsets of examples change. Else None.
+        buckets: all tokenised examples.
+        folder: output folder.
+        joined: maximum number of tokens of an example if texts are joined, which changes only the
+            offsets of examples; else None.
     """
     examples = buckets.examples if joined is None else -(-buckets.tokens // joined)
     _write_names(folder / layout.USERS, buckets.users)
@@ -45,7 +45,7 @@ def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[
         offset_file.write(np.zeros(1, "<i8").tobytes())
         done = 0
         for rows in buckets.read():
-            order = np.argsort(rows.users, kind="stable")  # a user's examples stay as they came
+            order = np.argsort(rows.users, kind="stable")  # keeps the order of a user's examples
             for piece in ordered(rows.tokens, rows.lengths, order):
                 token_file.write(piece.tobytes())
             lengths = rows.lengths[order].astype(np.int64)
@@ -60,13 +60,13 @@ def write_examples(buckets: Buckets, folder: Path, joined: int | None) -> tuple[
 
 
 def _write_names(path: Path, names: Iterable[str]) -> None:
-    """Write a JSON string a line."""
+    """Write one JSON string per line."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(name) + "\n" for name in names)
 
 
 def _begin_array(file: BinaryIO, size: int, dtype: str) -> None:
-    """Write what `np.save` writes before a row of that length and type."""
+    """Write the header that `np.save` writes for a row of this length and type."""
     header = {"descr": dtype, "fortran_order": False, "shape": (size,)}
     np.lib.format.write_array_header_1_0(file, header)
 
@@ -83,7 +83,7 @@ def _write_keys(folder: Path, dtype: np.dtype[np.integer], num_users: int) -> No
 
 
 def _equal_parts(sizes: Indices, pieces: Indices) -> Indices:
-    """Return the lengths of so many pieces of each size, which differ by one at the most."""
+    """Divide each size into `pieces` lengths that differ by at most one; return the lengths."""
     whole, count = np.repeat(sizes, pieces), np.repeat(pieces, pieces)
     piece = ranks(pieces)
     lengths: Indices = (piece + 1) * whole // count - piece * whole // count
@@ -91,15 +91,14 @@ def _equal_parts(sizes: Indices, pieces: Indices) -> Indices:
 
 
 def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
-    """Write the owner graph beside the other files of a new store, and examples' keys made of it.
+    """Write the owner graph of a new store, and replace the examples' keys by keys from the graph.
 
-    Nothing is written where every example has no owner but its user: the store is then the same as
-    one whose source names no owners. Held in memory: the owners' names, and about 40 bytes for
-    each pair of an example and an owner.
+    If the user is the only owner of every example, no file is written, as for a source without
+    owners. Memory: the owners' names, and about 40 bytes for each pair of an example and an owner.
 
     Args:
-        buckets: everything that was read.
-        folder: where the store's other files are.
+        buckets: all tokenised examples.
+        folder: folder of the store's other files.
     """
     users, pairs = buckets.users, buckets.num_pairs
     if pairs == 0:
@@ -118,14 +117,14 @@ def write_owners(buckets: Buckets, folder: Path) -> OwnerCounts:
 
 
 def _write_by_example(buckets: Buckets, folder: Path, index: Indices) -> None:
-    """Write each example's owners, its user first, and where they begin."""
+    """Write the owners of each example, its user first, and their offsets."""
     counts, owners = zip(*(_by_example(rows, index) for rows in buckets.read()), strict=True)
     np.save(folder / layout.EXAMPLE_OWNER_OFFSETS, offsets_of(np.concatenate(counts)))
     np.save(folder / layout.EXAMPLE_OWNERS, np.concatenate(owners))
 
 
 def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
-    """Return the owners of a bucket's examples, in the order of the store, and their numbers."""
+    """Return the number of owners of each example of a bucket, in store order, and the owners."""
     order = np.argsort(rows.users, kind="stable")
     user, count = rows.users[order].astype(np.int64), rows.others.astype(np.int64)
     other = index[rows.owners[runs((np.cumsum(count) - count)[order], count[order])]]
@@ -140,10 +139,10 @@ def _by_example(rows: Rows, index: Indices) -> tuple[Indices, Indices]:
 
 
 def _write_example_keys(folder: Path, keys: npt.NDArray[np.uint64]) -> None:
-    """Replace the examples' keys by ones that are functions of the graph and the order alone.
+    """Replace the examples' keys by keys that depend only on the graph and the order.
 
-    A key of the tokens would let what one owner wrote decide which examples of others are drawn
-    first. The key is a hash of the user, the set of owners, and the place among the examples of
+    With keys from tokens, the text of one owner would decide which examples of others are drawn
+    first. The key is a hash of the user, the set of owners, and the position among the examples of
     that user with the same owners.
     """
     starts = np.load(folder / layout.EXAMPLE_OWNER_OFFSETS)[:-1]

@@ -1,7 +1,6 @@
-"""Preparation: counted steps between a source and a store.
+"""Preparation: steps between a source and a store that clean records and count dropped ones.
 
-`step.py` says what a step is; `prepare.py` lists the steps by name and runs a chain of them. A new
-step is a class in the file of what it looks at and a line in that list: `users.py` merges names of
-one person (`merge-users`) and drops users; `emails.py` finds
-owners and removes quoted replies.
+`step.py` has the base class; `prepare.py` lists the steps by name and runs a chain of them. To add
+a step, write a class in the file of its subject (`users.py`, `texts.py`, `times.py`, `emails.py`)
+and add it to that list.
 """

@@ -25,10 +25,11 @@ _QUOTED_LINE = re.compile(r"^[ \t]*>.*(\n|\Z)", re.MULTILINE)
 
 
 class DropForwards(Step):
-    """Drop e-mails that pass on another's: their text is another person's (Chua et al., B.1).
+    """Drop forwarded e-mails: their text belongs to another person (Chua et al., B.1).
 
-    Known by a subject that begins with FW: or FWD:, if `subject_column` is given, or by the line
-    that Lotus Notes, Outlook, Gmail or Apple Mail puts over the message passed on. Streams.
+    An e-mail is a forward if its subject starts with FW: or FWD: (with `subject_column`), or if it
+    has the line that Lotus Notes, Outlook, Gmail or Apple Mail puts above a forwarded message.
+    Streams.
     """
 
     step: Literal["drop-forwards"] = "drop-forwards"
@@ -39,7 +40,7 @@ class DropForwards(Step):
         return () if self.subject_column is None else (self.subject_column,)
 
     def one(self, record: Record) -> Record | str:
-        """Keep an e-mail that forwards nothing."""
+        """Keep an e-mail that is not a forward."""
         subject = record.columns.get(self.subject_column or "") or ""
         if _FORWARDING_SUBJECT.match(str(subject)) or _FORWARDED.search(record.said):
             return "forwarded e-mail"
@@ -47,10 +48,10 @@ class DropForwards(Step):
 
 
 class StripQuotes(Step):
-    """Cut from an e-mail what it quotes of the one it answers, and drop it if nothing remains.
+    """Remove quotes from an e-mail; drop it if no text remains.
 
-    Everything from a line such as "-----Original Message-----" or "On … wrote:" on, and every
-    line that begins with ">". Streams.
+    Quotes are all lines after one such as "-----Original Message-----" or "On … wrote:", and every
+    line that starts with ">". Streams.
     """
 
     changes_text: ClassVar[bool] = True
@@ -70,15 +71,15 @@ _OWNER = re.compile(r"(?:^|/)(([^/]+)-[a-z]+)/", re.IGNORECASE)
 
 
 class MailboxOwner(Step):
-    """Keep the e-mails in a mailbox that its owner sent (Kandpal et al. 2023, D.1).
+    """Keep only e-mails that the owner of their mailbox sent (Kandpal et al. 2023, D.1).
 
-    The user column is the sender's address and `column` the path of the e-mail, such as
-    "allen-p/sent/11": a last name, a hyphen, an initial. The owner's address is, of the senders
-    with the last name in their address, the most frequent in the mailbox; of equals, the first in
-    the alphabet. What others sent is dropped, and so are mailboxes without such a sender.
+    The user column is the sender's address. `column` is the path of the e-mail, such as
+    "allen-p/sent/11": a last name, a hyphen, an initial. The owner is the most frequent sender in
+    the mailbox whose address contains the last name; ties are broken alphabetically. E-mails of
+    other senders are dropped, and mailboxes without such a sender.
 
     In memory: a count for each pair of a mailbox and a sender with the name, the spool. Looks
-    across users: how often one sends decides whether another is taken for the owner.
+    across users: the number of one user's e-mails decides whether another counts as the owner.
     """
 
     step: Literal["mailbox-owner"] = "mailbox-owner"
@@ -86,11 +87,11 @@ class MailboxOwner(Step):
 
     @property
     def per_user(self) -> bool:
-        """Senders of one mailbox compete, so no."""
+        """False: senders of one mailbox are compared."""
         return False
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield what owners sent, all addresses in lower case."""
+        """Yield the owners' e-mails, all addresses in lower case."""
         with Spool() as spool:
             senders: dict[str, Counter[str]] = {}
             for record in records:
@@ -121,9 +122,9 @@ class MailboxOwner(Step):
 class ExpandReceivers(Step):
     """Repeat an e-mail for every receiver, as Chua et al. 2024, App. B.1, do.
 
-    Receivers stand in `columns` as lists or as comma-separated addresses; one who is named twice
-    counts once, and an e-mail without any is kept once. Records afterwards have the one receiver
-    in the first of the columns and nothing in the others. All of them are the sender's. Streams.
+    `columns` hold receivers as lists or as comma-separated addresses. A receiver named twice counts
+    once; an e-mail without receivers is kept once. Each resulting record has one receiver in the
+    first of the columns, and None in the others. Its user is still the sender. Streams.
     """
 
     step: Literal["expand-receivers"] = "expand-receivers"
@@ -134,7 +135,7 @@ class ExpandReceivers(Step):
         return self.columns
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield a record for each receiver; nothing is dropped."""
+        """Yield a record for each receiver; no record is dropped."""
         first, *others = self.columns
         for record in records:
             named = [address for name in self.columns for address in _listed(record.columns[name])]
@@ -144,13 +145,13 @@ class ExpandReceivers(Step):
 
 
 class Receivers(Step):
-    """Make the receivers of an e-mail owners of it, beside the sender, who is its user. Streams.
+    """Make the receivers of an e-mail its owners, besides its user, the sender. Streams.
 
-    Receivers stand in `columns` as for `expand-receivers`. All names become addresses in lower
-    case, as `user-name` with "email-address" makes them: of the user, of owners that are known
-    before, and of receivers. An e-mail is dropped where one of them has no address, or a cell does
-    not come apart into addresses (`addresses`): somebody would own it who is not named. Ganesh et
-    al. 2025, arXiv:2503.03622, for what is then promised to whom.
+    `columns` hold receivers as for `expand-receivers`. The names of the user, of known owners and
+    of receivers all become addresses in lower case, as with `user-name` and "email-address". An
+    e-mail is dropped if one of them has no address, or if a cell cannot be parsed into addresses
+    (`addresses`): it might have an unnamed owner. For the resulting guarantee see Ganesh et al.
+    2025, arXiv:2503.03622.
     """
 
     gives_owners: ClassVar[bool] = True
@@ -173,18 +174,18 @@ class Receivers(Step):
 
 
 def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the source)
-    """Return the addresses in a cell, in lower case; None where not all of it is understood.
+    """Return the addresses in a cell, in lower case; None if a part of it cannot be parsed.
 
-    A cell is a list or a string, and a string holds addresses, between commas or semicolons, as
-    "ann@x.org", "Ann Smith <ann@x.org>" or "ann@x.org (Ann)"; quotes belong around a name with a
-    comma in it, and may stand around an address ('ann@x.org'). An address is of the letters,
-    digits and marks that one may have unquoted, in ASCII: in other letters a person could have two.
+    A cell is a list or a string. A string holds addresses separated by commas or semicolons, such
+    as "ann@x.org", "Ann Smith <ann@x.org>" or "ann@x.org (Ann)". A name with a comma must be in
+    quotes, and an address may be ('ann@x.org'). An address may contain only the ASCII characters
+    that need no quotes; with other letters one person could have two addresses.
     """
     if cell is None:
         return []
     found: list[str] = []
     for part in cell if isinstance(cell, (list, tuple)) else [cell]:
-        if not isinstance(part, str):  # a null in a list, or NaN: somebody who is not named
+        if not isinstance(part, str):  # a null in a list, or NaN: an unnamed person
             return None
         text, place = part.strip().rstrip(",; \t\r\n"), 0
         while place < len(text):
@@ -199,7 +200,7 @@ def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the so
 _MARK = r"[A-Za-z0-9!#$%&*+/=?^_`{|}~-]"
 _LABEL = r"[A-Za-z0-9_-]+"
 _ADDRESS = rf"{_MARK}(?:(?:{_MARK}|[.'])*{_MARK})?@{_LABEL}(?:\.{_LABEL})*"
-# A name before an address has no mark that could belong to another or stand between two.
+# A name before an address has no character that could belong to or separate another address.
 _NAME = r'(?:"[^"\\@\r\n]*"|[^"\\@,;:<>\[\]\r\n])*+'
 _BEHIND = r"(?:[ \t]*+\([^()\\@\r\n]*\))?"
 _ENTRY = re.compile(
@@ -208,13 +209,13 @@ _ENTRY = re.compile(
 
 
 def one_address(name: str) -> str:
-    """Return the address of a name that is one; otherwise nothing, for who is it of several."""
+    """Return the only address in a name; "" if there is none or more than one."""
     found = addresses(name) or ()
     return found[0] if len(found) == 1 else ""
 
 
 def _listed(value: Any) -> list[str]:  # noqa: ANN401  (a cell of the source)
-    """Return receivers: addresses or, where there are other words, what commas keep apart."""
+    """Return receivers: addresses or, if a part cannot be parsed, its comma-separated words."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     return [name for part in parts for name in addresses(part) or _words(str(part or ""))]
 

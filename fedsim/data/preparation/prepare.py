@@ -1,4 +1,4 @@
-"""The catalogue of steps, and a chain of them: run, counted, fingerprinted, reported."""
+"""The list of all steps, and a chain of steps: run it, fingerprint it, report on it."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ STEPS: dict[str, type[Step]] = {
 
 
 VERSION = 4
-"""Part of the fingerprint: raise it when the same steps give other records."""
+"""Part of the fingerprint: increase it when the same steps give different records."""
 
 _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
 
 
 class Prepared:
-    """An iterator over (user, text) after all steps, with the owners where texts have several.
+    """An iterator over (user, text) after all steps, or (user, text, owners) with `co_owned`.
 
     Args:
-        records: of the source.
-        steps: in their order.
-        co_owned: whether one text of a user can have other owners than the next.
+        records: records of the source.
+        steps: steps, in order.
+        co_owned: whether texts of one user can have different owners.
         chat: whether texts are conversations.
 
     Attributes:
-        stream: the records of the iterator, with all that they hold.
-        dropped: reason to number of records; final when the iterator is exhausted.
+        stream: the prepared records, with all fields.
+        dropped: number of dropped records, per reason; final when the iterator is exhausted.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Prepared:
         stream = self._whole(records)
         for step in steps:
             if not step.per_user or (co_owned and step.compares_texts):
-                # Counted even at zero: that it looked is what the report says.
+                # An entry even at zero: the report lists every step that looks across users.
                 self.dropped[step.reason("anything")] += 0
             stream = step.apply(stream, self.dropped)
         self.stream = stream
@@ -94,7 +94,7 @@ class Prepared:
         return ((record.user, record.text, record.owners)[:fields] for record in self.stream)
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
-        """Drop nulls and empty texts, by the reasons that the store counts them under."""
+        """Drop nulls and empty texts, counted under the store's reasons."""
         for row, (user, text, columns, owners) in enumerate(records, start=1):
             if user is None:
                 self.dropped[NULL_USER] += 1
@@ -109,7 +109,7 @@ class Prepared:
 
 
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
-    """Return the columns that steps read, each with the name of the field that asks for it."""
+    """Return the columns that steps read, each with the config field that names it."""
     return {
         column: f"preparation.{number}.{step.column_field}"
         for number, step in reversed(list(enumerate(steps)))
@@ -118,12 +118,12 @@ def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def fingerprint(steps: Sequence[Step]) -> list[object]:
-    """Return what the steps' outcome depends on: settings, the files read, packages' versions.
+    """Return the settings, files and package versions that the steps' result depends on.
 
-    Without steps it is empty: a source is then what it always was.
+    Empty without steps.
 
     Raises:
-        ConfigError: a file is not there.
+        ConfigError: a file does not exist.
     """
     settings = [
         [
@@ -139,45 +139,47 @@ def fingerprint(steps: Sequence[Step]) -> list[object]:
 def assumptions(
     steps: Sequence[Step], dropped: Mapping[str, int], *, co_owned: bool = False
 ) -> tuple[str, ...]:
-    """Return the report's assumptions on steps that looked across users or owners; () if none did.
+    """Return the report's assumptions on steps that looked across users or owners, if any.
 
     Args:
-        steps: of the run's config.
-        dropped: of the store's manifest, which knows of steps that an earlier build took.
-        co_owned: whether one text of a user can have other owners than the next.
+        steps: steps of the run's config.
+        dropped: counts in the store's manifest, which also name the steps of its build.
+        co_owned: whether texts of one user can have different owners.
     """
     named = {step.step for step in steps if not step.per_user}
     named |= {found[1] for reason in dropped if (found := _MARKED.match(reason))}
     compared = {name for name, step in STEPS.items() if co_owned and step.compares_texts}
     taken = {step.step for step in steps} | {reason.split(":")[0] for reason in dropped}
     public = (
-        "The guarantee is for the prepared data, and reaches the raw data only if what these steps "
-        "decided counts as public."
+        "The guarantee is for the prepared data. It holds for the raw data only if the decisions "
+        "of these steps count as public."
     )
-    said = []
+    sentences = []
     if named:
-        said.append(
-            f"The preparation looked across users ({', '.join(sorted(named))}): one user more "
+        sentences.append(
+            f"The preparation looked across users ({', '.join(sorted(named))}): one more user "
             f"could change which records of others are in the data. {public}"
         )
     if compared := compared & taken - named:
-        said.append(
+        sentences.append(
             f"The preparation compared or counted texts that can have different owners "
-            f"({', '.join(sorted(compared))}): what one owner's text says, or that it is empty or "
-            f"another step drops it, could decide which texts of others are in the data. {public}"
+            f"({', '.join(sorted(compared))}): the content of one owner's text, or its removal, "
+            f"could decide which texts of others are in the data. {public}"
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def check_owners(steps: Sequence[Step]) -> None:
-    """Raise `ValueError` where the order of steps would lose owners, or give one two names."""
+    """Raise `ValueError` if the steps would lose owners, or give one owner two names."""
     for place, step in enumerate(steps):
         if isinstance(step, users.UserWords):
-            raise ValueError("user-words: cuts a text by a user's other texts; leave it out")
+            raise ValueError(
+                "user-words: a user's other texts decide how it cuts a text; leave it out"
+            )
         if isinstance(step, users.UserName) and step.transform == "first-author":
             raise ValueError(
-                "user-name, first-author: leaves out other authors, who own the text too; give "
-                "data.owners_column a list of all"
+                "user-name, first-author: ignores other authors, who own the text too; give "
+                "data.owners_column a list of all authors"
             )
         for earlier in steps[:place]:
             by_address = (
@@ -187,13 +189,13 @@ def check_owners(steps: Sequence[Step]) -> None:
             loses = isinstance(earlier, emails.ExpandReceivers) or (renames and not by_address)
             if isinstance(step, emails.Receivers) and loses:
                 raise ValueError(
-                    f"{earlier.step} before receivers: loses receivers, or renames users and not "
-                    "the receivers, who are the same people; put receivers first"
+                    f"{earlier.step} before receivers: loses receivers, or renames users but not "
+                    "receivers, who are the same people; put receivers first"
                 )
             if isinstance(step, users.Participants) and not renames:
                 raise ValueError(
-                    f"{earlier.step} before participants: whoever's texts it drops would own "
-                    "nothing of the thread; put participants first"
+                    f"{earlier.step} before participants: a person whose texts it drops would not "
+                    "own the thread; put participants first"
                 )
 
 

@@ -18,15 +18,14 @@ ACROSS_USERS = "across users"
 class Step(Section):
     """One step, with its settings as fields; frozen, so that a config can be hashed.
 
-    A step streams: it holds no more than its class says. It sees no null and no empty text, and
-    must give the same records for the same input whenever it runs.
+    A step streams: its docstring lists all data that it keeps in memory. It never receives a null
+    or an empty text, and must be deterministic.
 
     Attributes:
-        changes_text: whether the step rewrites texts, which it cannot do to conversations.
-        gives_owners: whether texts have several owners after the step.
-        compares_texts: whether what one text of a user says can decide about another of theirs,
-            which may have other owners. It does too where texts are counted: of those that no
-            earlier step dropped for what they say, or the source for being empty.
+        changes_text: whether the step rewrites texts; it cannot rewrite conversations.
+        gives_owners: whether texts can have several owners after the step.
+        compares_texts: whether one text of a user can decide whether another text of that user,
+            with other owners, is kept. Steps that count texts do this too.
     """
 
     changes_text: ClassVar[bool] = False
@@ -37,34 +36,34 @@ class Step(Section):
 
     @property
     def per_user(self) -> bool:
-        """Whether the step treats a user's records by that user's records alone.
+        """Whether a user's result depends only on that user's records.
 
-        If not, one user more can change which records of *another* enter the training, and a
-        bound on one user's update no longer bounds what that user moves. The report says so.
+        If not, one more user can change which records of *others* are trained on. A bound on one
+        user's update then does not bound that user's influence; the report says so.
         """
         return True
 
     def needs_columns(self) -> tuple[str, ...]:
-        """Return the columns, beside user and text, that the step reads: its field `column`."""
+        """Return the columns that the step reads besides user and text: its field `column`."""
         column: str | None = getattr(self, "column", None)
         return () if column is None else (column,)
 
     @property
     def column_field(self) -> str:
-        """The name of the one field that says which columns the step reads, for errors."""
+        """The name of the field that holds the columns, for errors."""
         return next(name for name in type(self).model_fields if "column" in name)
 
     def reads_files(self) -> tuple[str, ...]:
-        """Return the files that the step's outcome depends on: its field `file`."""
+        """Return the files that the step's result depends on: its field `file`."""
         file: str | None = getattr(self, "file", None)
         return () if file is None else (file,)
 
     def rests_on(self) -> tuple[str, ...]:
-        """Return the packages whose data or algorithm the step's outcome is."""
+        """Return the packages that the step's result depends on."""
         return ()
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records after the step; count those that it drops in `dropped`, by `reason`."""
+        """Yield the records after the step; count dropped ones in `dropped`, by `reason`."""
         for record in records:
             kept = self.one(record)
             if isinstance(kept, str):
@@ -73,20 +72,20 @@ class Step(Section):
                 yield kept
 
     def one(self, record: Record) -> Record | str:
-        """Return what becomes of a record that no other decides about, or why it is dropped."""
+        """Return the record after the step, or the reason to drop it; sees one record only."""
         raise NotImplementedError
 
     def reason(self, what: str) -> str:
-        """Return the name under which the manifest and the report count something dropped."""
+        """Return the reason as the manifest and the report show it."""
         label = self.step if self.per_user else f"{self.step} ({ACROSS_USERS})"
         return f"{label}: {what}"
 
 
 class Spool:
-    """A temporary file of records, read again in any order; gone when the `with` ends.
+    """A temporary file of records, which can be read in any order; deleted after the `with` block.
 
-    In memory: 8 bytes a record. On disk: the texts and columns, under the system's temporary
-    folder (`TMPDIR` moves it).
+    In memory: 8 bytes per record. On disk: the texts and columns, in the system's temporary folder
+    (set by `TMPDIR`).
     """
 
     def __init__(self) -> None:
@@ -108,7 +107,7 @@ class Spool:
         pickle.dump(tuple(record._replace(columns=dict(record.columns))), self._file)
 
     def read(self, order: Iterable[int] | None = None) -> Iterator[Record]:
-        """Yield the records as they came, or those of these numbers in this order."""
+        """Yield the records in order of arrival, or in `order` (record numbers)."""
         self._file.seek(0)
         for number in range(len(self)) if order is None else order:
             if order is not None:

@@ -1,4 +1,4 @@
-"""Steps that drop texts: by length, by what repeats in them, as exact and near duplicates."""
+"""Steps that drop texts: by length, by repetition, as exact and near duplicates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedsim.errors import about
 
 
 class TextLength(Step):
-    """Drop the texts that are shorter than `minimum` or longer than `maximum`. Streams.
+    """Drop texts that are shorter than `minimum` or longer than `maximum`. Streams.
 
-    Words are what white space separates.
+    Words are separated by white space.
     """
 
     step: Literal["text-length"] = "text-length"
@@ -37,7 +37,7 @@ class TextLength(Step):
         return self
 
     def one(self, record: Record) -> Record | str:
-        """Keep a text of a length in the range, both ends included."""
+        """Keep a text with a length in the range, including both ends."""
         size = len(record.said) if self.unit == "characters" else len(record.said.split())
         if self.minimum is not None and size < self.minimum:
             return f"fewer than {self.minimum} {self.unit}"
@@ -47,10 +47,10 @@ class TextLength(Step):
 
 
 class RepeatedNgrams(Step):
-    """Drop a text in which the same `words` words in a row stand twice.
+    """Drop a text in which a sequence of `words` words occurs twice.
 
     Chua et al. 2024, App. B.1, keep the e-mails in which no 20-gram occurs more than once. Words
-    are what white space separates; a text of at most `words` of them repeats nothing. Streams.
+    are separated by white space; a text of at most `words` words is kept. Streams.
     """
 
     step: Literal["repeated-ngrams"] = "repeated-ngrams"
@@ -65,10 +65,10 @@ class RepeatedNgrams(Step):
 
 
 class ExactDuplicates(Step):
-    """Drop a text that the same user has had before, to the character.
+    """Drop a text that is identical to an earlier text of the same user.
 
-    Streams. In memory: a 128-bit digest a distinct (user, text), about 110 bytes each. Two users
-    with the same text both keep it: what one user has must not decide what another trains on.
+    Streams. In memory: a 128-bit digest for each distinct (user, text), about 110 bytes each. Two
+    users with the same text both keep it: one user's data must not decide another's.
     """
 
     compares_texts: ClassVar[bool] = True
@@ -79,7 +79,7 @@ class ExactDuplicates(Step):
         """Yield the first record of each text of a user."""
         seen: set[bytes] = set()
         for record in records:
-            # The user's length in front: ("ab", "c") and ("a", "bc") are not the same.
+            # The length of the name tells ("ab", "c") from ("a", "bc").
             user = _bytes(record.user)
             head = len(user).to_bytes(8, "little") + user
             digest = blake2b(head + _bytes(record.text), digest_size=16).digest()
@@ -95,14 +95,14 @@ def _bytes(text: str) -> bytes:
 
 
 class NearDuplicates(Step):
-    """Drop a text that is close to an earlier one, of the same user or of any user.
+    """Drop a text that is similar to an earlier one, of the same user or of any user.
 
     Two texts are near-duplicates if the estimated Jaccard similarity of their sets of shingles is
-    at least `threshold`; a shingle is `shingle_words` words in a row, in lower case, and a shorter
+    at least `threshold`. A shingle is `shingle_words` consecutive words in lower case; a shorter
     text is one shingle. The estimate's standard deviation is at most 1 / (2 √num_permutations).
 
-    In memory: about 6 kB a text kept, in any order of arrival. `within = "data"` looks across
-    users: whether a record of one is kept then depends on what another has written.
+    In memory: about 6 kB per kept text. `within = "data"` looks across users: one user's texts then
+    decide whether another user's record is kept.
     """
 
     compares_texts: ClassVar[bool] = True
@@ -119,14 +119,14 @@ class NearDuplicates(Step):
         return self.within == "user"
 
     def rests_on(self) -> tuple[str, ...]:
-        """Return the package that tells what is close."""
+        """Return the package that estimates similarity."""
         return ("datasketch",)
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the first of each group of near-duplicates."""
-        sketch = importlib.import_module("datasketch")  # takes most of a second
+        sketch = importlib.import_module("datasketch")  # takes almost a second
         count = self.num_permutations
-        # Candidates are checked below, so missing one is what must be rare, not a false one.
+        # Candidates are checked below: false ones are harmless, missed ones must be rare.
         with about(f"data.preparation: {self.step}: num_permutations = {count}: give more: "):
             buckets = sketch.MinHashLSH(self.threshold, count, weights=(0.1, 0.9))
         empty = sketch.MinHash(num_perm=count)

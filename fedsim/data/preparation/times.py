@@ -1,4 +1,4 @@
-"""Steps on when a text was written: a window of time, and the order of time."""
+"""Steps on the time of a text: keep a time window, and sort by time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fedsim.data.sources.names import MISSING
 from fedsim.data.sources.records import Record
 from fedsim.errors import ConfigError
 
-_UNITS = (1, 1e3, 1e6, 1e9)  # of a second
+_UNITS = (1, 1e3, 1e6, 1e9)  # units per second
 _SINCE, _UNTIL = 1e8, 1e10  # seconds: in each unit the years 1973 to 2286, so that no two overlap
 
 
 def instant(value: object, *, any_number: bool = False) -> float | None:
     """Return a cell as seconds since 1970 (UTC), or None if it is empty.
 
-    Numbers, and strings of digits, are seconds, milliseconds, microseconds or nanoseconds: the one
-    in which they are of the years 1973 to 2286. Eight digits are a date, fourteen a date and time.
-    Other strings are ISO 8601 or the Date of an e-mail. A time without a zone is UTC.
+    Numbers and strings of digits are seconds, milliseconds, microseconds or nanoseconds: the unit
+    that gives a year from 1973 to 2286. Eight digits are a date, fourteen a date and time. Other
+    strings are ISO 8601 or the Date of an e-mail. A time without a zone is UTC.
 
     Args:
         value: the cell.
-        any_number: whether a number of an unknown unit stays as it is.
+        any_number: whether to return a number in an unknown unit unchanged.
 
     Raises:
-        ValueError: it is no time, or a number of an unknown unit.
+        ValueError: the cell is not a time, or is a number in an unknown unit.
     """
     if value is None or value != value or str(value).strip().lower() in MISSING:  # noqa: PLR0124
         return None
@@ -49,7 +49,7 @@ def instant(value: object, *, any_number: bool = False) -> float | None:
                 return number / unit
         if any_number and math.isfinite(number):
             return number
-        raise ValueError("a number of an unknown unit") from None
+        raise ValueError("a number in an unknown unit") from None
 
 
 def _moment(value: object) -> datetime:
@@ -60,7 +60,7 @@ def _moment(value: object) -> datetime:
     text = str(value).strip().removesuffix(" UTC")
     if text.isdecimal():
         if len(text) not in (8, 14):
-            raise ValueError("not so many digits of a date")
+            raise ValueError("a date has 8 or 14 digits")
         return datetime.fromisoformat(f"{text[:8]}T{text[8:] or '000000'}")
     try:
         return datetime.fromisoformat(text)
@@ -72,20 +72,20 @@ def _time_of(record: Record, step: TimeWindow | SortByTime) -> float | None:
     """Return a record's time.
 
     Raises:
-        ConfigError: it is none; the message names the row.
+        ConfigError: the cell is not a time; the message names the row.
     """
     try:
         return instant(record.columns[step.column], any_number=isinstance(step, SortByTime))
     except ValueError:
         raise ConfigError(
-            f"data.preparation: {step.step}: column = {step.column!r}: row {record.row}: is no "
-            "time; wanted: ISO 8601 such as 2018-01-31T13:30:00, the Date of an e-mail, or "
+            f"data.preparation: {step.step}: column = {step.column!r}: row {record.row}: is not "
+            "a time; wanted: ISO 8601 such as 2018-01-31T13:30:00, the Date of an e-mail, or "
             "(milli-, micro-, nano-) seconds since 1970"
         ) from None
 
 
 class TimeWindow(Step):
-    """Keep what was written from `since` on and before `before` (ISO 8601, UTC). Streams."""
+    """Keep texts with a time t, since <= t < before (ISO 8601, UTC). Streams."""
 
     step: Literal["time-window"] = "time-window"
     column: str
@@ -95,7 +95,7 @@ class TimeWindow(Step):
     @field_validator("since", "before", mode="before")
     @classmethod
     def _a_time(cls, value: object) -> str | None:
-        # A year alone would be read as so many seconds.
+        # A bare year would be read as a number of seconds.
         if value is not None and (str(value).isdecimal() or instant(value) is None):
             raise ValueError("wanted: a date or time such as 2018-01-01")
         return None if value is None else str(value)
@@ -122,10 +122,10 @@ class TimeWindow(Step):
 
 
 class SortByTime(Step):
-    """Put the records in the order of time, each user's oldest first; equals stay as they came.
+    """Sort the records by time, oldest first; the sort is stable.
 
-    With `data.held_out_rule = "last"` a user's newest texts are then the ones held out. In
-    memory: 24 bytes a record, the spool.
+    With `data.held_out_rule = "last"` a user's newest texts are then held out. In memory: 24 bytes
+    per record, the spool.
     """
 
     step: Literal["sort-by-time"] = "sort-by-time"

@@ -1,4 +1,4 @@
-"""Domains of the URLs of the pages that texts come from."""
+"""Domains of the URLs of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from publicsuffixlist import PublicSuffixList
 def host(url: str) -> str:
     """Return the host of a URL, or of a bare "host/path", in lower case; "" if there is none.
 
-    In ASCII (IDNA), so that a domain has one name; "" also where that cannot be.
+    The host is in ASCII (IDNA), so that a domain has one name; "" if it cannot be converted.
     """
     text = url.strip()
     try:
@@ -27,8 +27,8 @@ def host(url: str) -> str:
 def base_domain(url: str) -> str:
     """Return the domain under the public suffix: "bbc.co.uk" of "https://news.bbc.co.uk/a".
 
-    An IP address is its own base. Blogs of different people on one service, listed as suffixes,
-    are different domains. A host that is itself a suffix, and no host at all, give "".
+    An IP address is its own base. Blogs on a service that is listed as a suffix are different
+    domains. A host that is itself a suffix, and a missing host, give "".
     """
     name = host(url)
     try:

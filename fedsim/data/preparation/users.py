@@ -1,4 +1,4 @@
-"""Steps on users: their names, their aliases, how much they have, who wrote with whom."""
+"""Steps on users: names, aliases, numbers of records, and participants of threads."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _first_author(names: str) -> str:
 
 
 def one_form(name: str) -> str:
-    """Return the one form of names that look alike: of one e-mail address the address."""
+    """Return the common form of names that look alike; the address if the name has one address."""
     name = one_spelling(name)
-    is_named = "@" in name and name[-1] in ">)'"  # else it has been made lower case, no more
+    is_named = "@" in name and name[-1] in ">)'"  # a bare address is already in its common form
     return (one_address(name) if is_named else "") or name
 
 
@@ -42,31 +42,32 @@ TRANSFORMS: dict[str, Callable[[str], str]] = {
 
 
 class UserName(Step):
-    """Make the user's name of what the user column holds, and so those of owners. Streams.
+    """Transform the names of users and owners. Streams.
 
-    "base-domain" of a URL, by the public suffix list (`fedsim.data.preparation.urls`);
-    "email-address" of one "Name <address>"; "first-author" of a list of authors, which is for texts
-    that one person owns; "lower-case"; "one-spelling", which makes one name of those that differ
-    in case, Unicode form, spaces, dashes, a final ".0" or the form of an e-mail address.
+    "base-domain" takes the domain of a URL, by the public suffix list
+    (`fedsim.data.preparation.urls`). "email-address" takes the address of "Name <address>".
+    "first-author" takes the first of a list of authors, for texts that one person owns.
+    "lower-case" makes lower case. "one-spelling" unifies names that differ only in case, Unicode
+    form, spaces, dashes, a final ".0" or the form of an e-mail address.
     """
 
     step: Literal["user-name"] = "user-name"
     transform: Literal["base-domain", "email-address", "first-author", "lower-case", "one-spelling"]
 
     def one(self, record: Record) -> Record | str:
-        """Keep a record under its new name; drop one that gives none."""
+        """Keep a record under its new names; drop it if a new name is empty."""
         user, *owners = map(TRANSFORMS[self.transform], (record.user, *record.owners))
         if not all((user, *owners)):
             return f"no {self.transform}"
         return record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
     def rests_on(self) -> tuple[str, ...]:
-        """Return the package of the list of public suffixes, where names are made by it."""
+        """Return the package of the public suffix list for "base-domain"."""
         return ("publicsuffixlist",) if self.transform == "base-domain" else ()
 
 
 class DropUsers(Step):
-    """Drop users with one of these strings in their name, upper and lower case alike. Streams.
+    """Drop users with one of these strings in their name, ignoring case. Streams.
 
     Kandpal et al. 2023, D.1, remove bots and moderators this way.
     """
@@ -75,25 +76,25 @@ class DropUsers(Step):
     containing: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 
     def one(self, record: Record) -> Record | str:
-        """Keep a record of another user."""
+        """Keep a record unless its user's name contains one of the strings."""
         name = record.user.lower()
         named = any(part.lower() in name for part in self.containing)
         return "name of the user" if named else record
 
 
 class MergeUsers(Step):
-    """Rename users and owners by a file of aliases, so that the unit is the person.
+    """Rename users and owners by a file of aliases, so that each person is one user.
 
-    `file` is a JSON object {alias: person} or a CSV with the columns alias and person; users who
-    are not in it keep their name. Spaces around a name and invisible characters are no part of it.
-    Streams; in memory: the file.
+    `file` is a JSON object {alias: person} or a CSV with the columns alias and person. Other users
+    keep their name. Spaces around a name and invisible characters are removed. Streams; in memory:
+    the file.
     """
 
     step: Literal["merge-users"] = "merge-users"
     file: str
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield every record under the person's name; nothing is dropped."""
+        """Yield every record under the person's name; no record is dropped."""
         person_of = self._aliases()
         for record in records:
             user, *owners = (person_of.get(name, name) for name in (record.user, *record.owners))
@@ -103,21 +104,21 @@ class MergeUsers(Step):
         refused = (OSError, ValueError, csv.Error)
         with about(f"data.preparation: merge-users: file = {self.file!r}: ", refused):
             aliases: dict[str, str] = {}
-            # By its number: a message may end up in a log, where no user's name may stand.
+            # Messages give the number, not the name: logs must not contain users' names.
             for number, (alias, person) in enumerate(_pairs(Path(self.file).expanduser()), start=1):
                 if not alias or not person:
                     raise ValueError(f"alias number {number}: wanted: two names")
                 if aliases.setdefault(alias, person) != person:
-                    raise ValueError(f"alias number {number}: an alias of another person before")
+                    raise ValueError(f"alias number {number}: was already an alias of another")
             for number, person in enumerate(aliases.values(), start=1):
-                # Otherwise the order of the file would decide which of two names is the person's.
+                # Otherwise the order of the file would decide the person's name.
                 if aliases.get(person, person) != person:
                     raise ValueError(f"alias number {number}: its person is an alias of another")
             return aliases
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    """Return alias and person, as names are read from a source."""
+    """Return pairs of alias and person, cleaned like the names of a source."""
     if path.suffix == ".json":
         pairs = parse_json(path.read_bytes())
         if not isinstance(pairs, dict):
@@ -136,7 +137,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class MinExamples(Step):
-    """Drop the users with fewer than `count` records. In memory: a count a user, the spool."""
+    """Drop users with fewer than `count` records. In memory: a count per user, the spool."""
 
     compares_texts: ClassVar[bool] = True
 
@@ -144,13 +145,13 @@ class MinExamples(Step):
     count: Positive
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records of the users who have enough of them."""
+        """Yield the records of users with at least `count` records."""
         reason = self.reason(f"user has fewer than {self.count}")
         yield from _of_sizes(records, lambda size: size >= self.count, dropped, reason)
 
 
 class MaxExamples(Step):
-    """Keep a user's first `count` records, or drop users with more. In memory: a count a user."""
+    """Keep a user's first `count` records, or drop users with more. In memory: a count per user."""
 
     compares_texts: ClassVar[bool] = True
 
@@ -159,7 +160,7 @@ class MaxExamples(Step):
     then: Literal["keep-first", "drop-user"] = "keep-first"
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records of the users who have few enough, or the first of each user."""
+        """Yield the first records of each user, or all records of users with at most `count`."""
         if self.then == "keep-first":
             yield from self._first(records, dropped)
             return
@@ -177,12 +178,12 @@ class MaxExamples(Step):
 
 
 class Participants(Step):
-    """Make everybody who wrote in a thread an owner of every text of it.
+    """Make every user with a text in a thread an owner of all texts of the thread.
 
-    `column` names the thread; a text without one is its user's alone. Whoever has no text here, for
-    it was empty or nameless, is no owner: so it stands before every step that drops texts. In
-    memory: a set of users for each thread, the spool. Who wrote where is public in what is then
-    promised: Ganesh et al. 2025, arXiv:2503.03622.
+    `column` names the thread; a text without a thread has only its user as owner. A person without
+    a text at this step is not an owner, so put it before every step that drops texts. In memory: a
+    set of users for each thread, the spool. The guarantee then treats the writers of each thread as
+    public (Ganesh et al. 2025, arXiv:2503.03622).
     """
 
     gives_owners: ClassVar[bool] = True
@@ -191,7 +192,7 @@ class Participants(Step):
     column: str
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield each text with the thread's users as owners; nothing is dropped."""
+        """Yield each text with the thread's users as owners; no record is dropped."""
         with Spool() as spool:
             writers: dict[str | None, dict[str, None]] = {}
             for record in records:
@@ -210,8 +211,8 @@ class Participants(Step):
 class UserWords(Step):
     """Cut every user to exactly `count` words, and drop users with fewer.
 
-    As McMahan et al. 2018, App. B, prepare Reddit, with 1600. The text in which a user's count is
-    reached is cut there, its words joined by single spaces. In memory: a count a user, the spool.
+    McMahan et al. 2018, App. B, prepare Reddit this way, with 1600 words. The text that reaches the
+    count is cut, with its words joined by single spaces. In memory: a count per user, the spool.
     """
 
     changes_text: ClassVar[bool] = True
@@ -221,7 +222,7 @@ class UserWords(Step):
     count: Positive
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the first `count` words of each user who has them."""
+        """Yield the first `count` words of each user with that many."""
         with Spool() as spool:
             totals: Counter[str] = Counter()
             for record in records:
@@ -247,7 +248,7 @@ class UserWords(Step):
 def _of_sizes(
     records: Iterator[Record], fits: Callable[[int], bool], dropped: Counter[str], reason: str
 ) -> Iterator[Record]:
-    """Yield the records of users who have a fitting number of them; count what is dropped."""
+    """Yield the records of users whose number of records fits; count the others as dropped."""
     with Spool() as spool:
         sizes: Counter[str] = Counter()
         for record in records:

@@ -1,4 +1,4 @@
 """Sources: records of text by user, from files or from the built-in plays.
 
-Start at `rows.py`. What a config asks for is opened by `fedsim/data/reading.py`.
+Start with `rows.py`. `fedsim/data/reading.py` opens the source of a config.
 """

@@ -1,4 +1,4 @@
-"""Conversations of a source as one JSON text each, which the encoder of chat data reads."""
+"""Conversations of a source as one JSON text each, for the encoder of chat data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WANTED = "lists of messages, each with a role and a content that are strings"
 
 
 class RowError(ValueError):
-    """A row is no conversation: the config's key and value, what the row holds, what is wanted."""
+    """A row is not a conversation: has the config key and value, the row's content, and a cure."""
 
 
 class RefusedError(ConfigError):
-    """A conversation that the chat template refuses: the config's key and value, and why.
+    """The chat template refuses a conversation: has the config key and value, and the reason.
 
     Attributes:
-        place: which of the records that were tokenised together, from 0.
+        place: index of the record in its batch, from 0.
     """
 
     place: int = 0
@@ -30,16 +30,16 @@ class RefusedError(ConfigError):
 
 
 def messages_text(value: object, field: str) -> str | None:
-    """Return `{"messages": …}` of a list of messages; None for a null, "" where nothing is said.
+    """Return `{"messages": …}` for a list of messages; None for a null, "" without any content.
 
     Args:
-        value: a list of mappings with a `role` and a `content`, both strings, or that as JSON.
-            Where there are `tool_calls`, the content may be null. Of other keys, those that tell
-            which call a tool answers stay.
-        field: the config's key and value, for errors.
+        value: a list of mappings with a `role` and a `content`, both strings, or its JSON. With
+            `tool_calls`, the content may be null. Other keys are dropped, except those that name
+            the call that a tool answers.
+        field: config key and value, for errors.
 
     Raises:
-        RowError: it is something else.
+        RowError: `value` has another form.
     """
     messages = _messages(value, field)
     if not messages or not _say_something(messages):
@@ -48,25 +48,25 @@ def messages_text(value: object, field: str) -> str | None:
 
 
 def answer_text(prompt: object, completion: object, prompts: str, completions: str) -> str | None:
-    """Return `{"prompt": …, "completion": …}` of two strings or of two lists of messages.
+    """Return `{"prompt": …, "completion": …}` for two strings or two lists of messages.
 
-    A null in either gives None; a completion that says nothing gives "".
+    A null in either gives None; an empty completion gives "".
 
     Args:
         prompt: a string or a list of messages.
-        completion: of the same kind.
-        prompts: the config's key and value of the prompts, for errors.
-        completions: those of the completions.
+        completion: the same type as the prompt.
+        prompts: config key and value of the prompts, for errors.
+        completions: config key and value of the completions, for errors.
 
     Raises:
-        RowError: they are something else, or of two kinds.
+        RowError: a value has another type, or the two types differ.
     """
     if prompt is None or completion is None:
         return None
     if not (isinstance(prompt, str) and isinstance(completion, str)):
         if isinstance(prompt, str) or isinstance(completion, str):
             wanted = "strings in both, or lists of messages in both"
-            raise RowError(f"{prompts}, {completions}", "a string in one alone", wanted)
+            raise RowError(f"{prompts}, {completions}", "only one of them is a string", wanted)
         prompt, completion = _messages(prompt, prompts), _messages(completion, completions)
     if isinstance(prompt, str) and isinstance(completion, str):
         prompt, completion = whole_text(prompt), whole_text(completion)
@@ -76,11 +76,11 @@ def answer_text(prompt: object, completion: object, prompts: str, completions: s
 
 
 def contents(conversation: str) -> str:
-    """Return what is said in a conversation, message after message, a line end between them."""
-    said: list[str] = []
+    """Return the contents of all messages of a conversation, joined by line ends."""
+    texts: list[str] = []
     for part in json.loads(conversation).values():
-        said += [part] if isinstance(part, str) else [m["content"] or "" for m in part]
-    return "\n".join(said)
+        texts += [part] if isinstance(part, str) else [m["content"] or "" for m in part]
+    return "\n".join(texts)
 
 
 def _say_something(messages: list[dict[str, Any]]) -> bool:
@@ -120,8 +120,8 @@ def _message(message: Any, number: int, field: str) -> dict[str, Any]:  # noqa: 
     return kept
 
 
-def _call(call: Any) -> Any:  # noqa: ANN401  (what it has to be, the template says)
-    """Return a call with its arguments as an object, which templates expect, and not as JSON."""
+def _call(call: Any) -> Any:  # noqa: ANN401  (the chat template decides its form)
+    """Return a call with its arguments as an object instead of JSON, as templates expect."""
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(function, dict) and isinstance(function.get("arguments"), str):
         with suppress(ValueError):
@@ -133,9 +133,9 @@ def _call(call: Any) -> Any:  # noqa: ANN401  (what it has to be, the template s
 
 
 def whole_text(text: str) -> str:
-    """Return the text with U+FFFD for half of a character (a lone surrogate), which no file holds.
+    """Return the text with each lone surrogate replaced by U+FFFD.
 
-    JSON can spell one, tokenizers refuse it, and one user's text must not end everybody's run.
+    JSON can contain lone surrogates, but tokenizers refuse them; one text must not end the run.
     """
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""JSON files of any shape that holds rows: lines, lists, a list in an object, columns of pandas."""
+"""JSON files of rows, in several shapes: lines, lists, a list in an object, pandas columns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from fedsim.utils.json_text import parse_json, parse_values
 
 
 def json_records(path: Path, needed: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, each value as it is written.
+    """Yield the objects of a file, with unchanged values.
 
-    JSON Lines are streamed. Everything else is read at once: objects over several lines or with
-    commas between them, lists, one object around a list, and columns as pandas writes them.
+    JSON Lines are streamed. Other shapes are read at once: objects over several lines or separated
+    by commas, lists, one object around a list, and columns as pandas writes them.
 
     Args:
-        path: of the file.
-        needed: keys of a row.
+        path: the file.
+        needed: keys that a row needs.
 
     Raises:
-        ValueError: (while iterating) no JSON, or of another shape; says what would do.
+        ValueError: (while iterating) the file is not JSON or has another shape; the message has a
+            cure.
     """
     with open_text(path) as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
@@ -47,7 +48,7 @@ def _parsed(line: str, number: int, path: Path) -> object:
         return parse_json(line)
     except ValueError as error:
         raise ValueError(
-            f"{path.name}: line {number} is no JSON: {getattr(error, 'msg', error)}; to leave out "
+            f"{path.name}: line {number} is not JSON: {getattr(error, 'msg', error)}; to skip "
             f"lines that a crash cut short or filled with NUL: jq -cR 'fromjson?' {_to_lines(path)}"
         ) from error
 
@@ -59,7 +60,7 @@ def _to_lines(path: Path) -> str:
 
 def _row(value: object, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{place} is no JSON object")
+        raise ValueError(f"{place} is not a JSON object")
     return value
 
 
@@ -71,7 +72,7 @@ def _whole(path: Path, needed: Collection[str]) -> Iterator[dict[str, Any]]:
     except ValueError as error:
         line = text.count("\n", 0, getattr(error, "pos", 0)) + 1
         what = getattr(error, "msg", error)
-        raise ValueError(f"{path.name}: line {line} is no JSON: {what}") from error
+        raise ValueError(f"{path.name}: line {line} is not JSON: {what}") from error
     if len(values) == 1 and isinstance(values[0], dict):
         values = _rows_in(values[0], path, needed)
     for value in values:
@@ -94,7 +95,7 @@ def _rows_in(whole: Mapping[str, Any], path: Path, needed: Collection[str]) -> l
     if "user_data" in whole:
         rows, of_what = ".user_data | to_entries[] | {user: .key, text: .value.x[]}", "LEAF"
     raise ValueError(
-        f"{path.name} is one object without one list of rows; make lines of it: jq -c '{rows}' "
+        f"{path.name} is one object without one list of rows; convert it to lines: jq -c '{rows}' "
         f"{_to_lines(path)} for {of_what}, '.KEY[]' for a list at KEY"
     )
 

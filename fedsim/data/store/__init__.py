@@ -1,6 +1,6 @@
-"""The token store: a folder in which the examples of a user are found in O(1).
+"""The token store: a folder with O(1) access to the examples of a user.
 
-Start at `token_store.py`. `fedsim.data.building` makes stores.
+Start with `token_store.py`. `fedsim.data.building` builds stores.
 """
 
 from fedsim.data.store.owner_graph import OwnerGraph

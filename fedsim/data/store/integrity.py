@@ -1,7 +1,7 @@
-"""Check that a store's files are as they were written, by their sizes or byte by byte.
+"""Check that a store's files are unchanged, by size or byte by byte.
 
-Opening a store compares sizes. `fedsim data inspect STORE --verify` compares every byte, so it
-notices a disk that loses bits.
+Opening a store compares sizes. `fedsim data inspect STORE --verify` compares every byte, and so
+detects disk errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def facts(path: Path) -> FileFacts:
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Raise `ConfigError` where a file is missing, or not as large as the manifest says."""
+    """Raise `ConfigError` if a file is missing or has another size than in the manifest."""
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
@@ -26,7 +26,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Raise `ConfigError` where a file is not what the manifest says, byte by byte."""
+    """Raise `ConfigError` if the checksum of a file differs from the manifest."""
     for name, expected in manifest["files"].items():
         if facts(folder / name) != expected:
             raise damaged(folder, f"{name} has changed since it was written")

@@ -1,4 +1,4 @@
-"""Keys: 64-bit hashes of users' names and examples' tokens, which address draws."""
+"""Keys: 64-bit hashes of users' names and examples' tokens, the addresses of random draws."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import numpy.typing as npt
 from fedsim.data.store.rows import bounds_of
 from fedsim.seeding import Hashes, hashes
 
-AT_ONCE = 1 << 20  # tokens whose hashes are in memory at one time, unless one example has more
-_START = 0x66656473696D2F33  # the start of hashes of tokens
+AT_ONCE = 1 << 20  # tokens hashed at a time, unless one example has more
+_START = 0x66656473696D2F33  # start value for hashes of tokens
 
 
 def user_keys(names: Path, num_users: int) -> Hashes:
     """Return the key of each user: the first 64 bits of a SHA-256 of the name.
 
-    Two users with the same key would have the same random numbers; each would still be a function
-    of their own name and text.
+    Two users with the same key would share random numbers; these still depend only on each user's
+    own name and text.
 
     Args:
-        names: a file with a JSON string a line.
-        num_users: how many lines it has.
+        names: a file with one JSON string per line.
+        num_users: number of lines.
 
     Returns:
         (num_users,) uint64.
@@ -45,14 +45,13 @@ def _user_key(line: str) -> int:
 def example_keys(
     tokens: npt.NDArray[np.integer[Any]], offsets: npt.NDArray[np.int64]
 ) -> Iterator[Hashes]:
-    """Yield the keys of the examples in their order, some at a time: a hash of their token ids.
+    """Yield the keys of the examples in order, in parts: hashes of their token ids.
 
-    The key of tokens t_0 … t_n is a hash of n and of Σ_p hash(t_p, p), 64 bits. It is no
-    cryptographic hash: keys are compared only within one user, who gains nothing by two examples
-    of the same key.
+    The key of tokens t_0 … t_n is a hash of n and of Σ_p hash(t_p, p), 64 bits. It need not be a
+    cryptographic hash: keys are compared only within one user, who gains nothing from a collision.
 
     Args:
-        tokens: (tokens,) of all examples, end to end.
+        tokens: (tokens,) tokens of all examples, concatenated.
         offsets: (examples + 1,) int64: example e is tokens[offsets[e] : offsets[e + 1]], not empty.
 
     Yields:

@@ -12,7 +12,7 @@ from fedsim.errors import ConfigError
 from fedsim.utils.json_text import digest, read_json
 
 FORMAT_VERSION = 4
-CO_OWNED_VERSION = 6  # of stores whose source names owners: an older fedsim must not open them
+CO_OWNED_VERSION = 6  # for sources with owners: an older fedsim must not open such stores
 
 LossOn = Literal["all", "assistant", "completion"]
 MANIFEST = "manifest.json"
@@ -31,9 +31,9 @@ GRAPH_FILES = (EXAMPLE_OWNER_OFFSETS, EXAMPLE_OWNERS, OWNER_KEYS, OWNERS)
 
 
 class OwnerCounts(TypedDict):
-    """How many owners there are, users counted, and pairs of an example and another than its user.
+    """Number of owners, including users, and of pairs of an example and a further owner.
 
-    Without a pair, every example has one owner, and the store no graph.
+    Without pairs, every example has one owner and the store has no graph.
     """
 
     owners: int
@@ -51,23 +51,23 @@ class Manifest(TypedDict):
     """The content of manifest.json.
 
     Keys:
-        version: of the format.
+        version: format version.
         users: number of users, each with at least one example.
         examples: number of examples.
-        tokens: number of token ids, begin and end tokens counted.
+        tokens: number of token ids, including begin and end tokens.
         tokenizer_fingerprint: SHA-256 (hex) of the tokenizer that made the ids.
-        sequence_length: most tokens an example may have.
-        cutting: what happened to longer texts, "split", "truncate" or "join".
-        loss_on: which tokens count in a loss, "all", "assistant" or "completion".
-        dropped: reason to count, for everything in the source that is not in the store.
-        dtype: of the stored tokens, see `narrowest`.
-        source: where the records came from, in words.
-        user_column: what the source's users are named by, where that is known.
-        text_kind: where that is known, the columns of its texts by their keys in a config, and
-            under "chat_template" the SHA-256 (hex) of the template, if they went through one.
-        owners: only where the source names owners beside users, see `OwnerCounts`.
+        sequence_length: maximum number of tokens of an example.
+        cutting: treatment of longer texts, "split", "truncate" or "join".
+        loss_on: tokens that count in the loss, "all", "assistant" or "completion".
+        dropped: number of dropped items of the source, per reason.
+        dtype: dtype of the stored tokens, see `narrowest`.
+        source: the source of the records, in words.
+        user_column: the user column of the source, if known.
+        text_kind: the columns of the texts by their config keys, if known, and under
+            "chat_template" the SHA-256 (hex) of the chat template, if one was used.
+        owners: only if the source names further owners, see `OwnerCounts`.
         files: every other file of the store by its name.
-        sha256: of all of the above, see `fingerprint`.
+        sha256: checksum of all of the above, see `fingerprint`.
     """
 
     version: int
@@ -94,20 +94,20 @@ def disk_dtype(name: str) -> np.dtype[Any]:
 
 
 def narrowest(vocabulary_size: int, loss_on: LossOn) -> str:
-    """Return the narrowest dtype for ids and, unless all count, for -1 - id of context tokens."""
+    """Return the narrowest dtype for ids, and for -1 - id of context tokens if there are any."""
     if loss_on == "all":
         return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
     return "int16" if vocabulary_size <= 1 << 15 else "int32"
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """Return the SHA-256 (hex) of the manifest without its own: of JSON with sorted keys."""
+    """Return the SHA-256 (hex) of the manifest without `sha256`, as JSON with sorted keys."""
     others = {key: value for key, value in manifest.items() if key != "sha256"}
     return digest(others)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, with its fingerprint put in."""
+    """Write manifest.json with its fingerprint."""
     complete = {**manifest, "sha256": fingerprint(manifest)}
     (folder / MANIFEST).write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
 
@@ -122,11 +122,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Read manifest.json.
 
     Raises:
-        ConfigError: no store, of another version, or damaged.
+        ConfigError: the folder is not a store, or the store has another version or is damaged.
     """
     if not (folder / MANIFEST).is_file():
         raise ConfigError(
-            f"store {str(folder)!r}: not a token store; make one with fedsim data build"
+            f"store {str(folder)!r}: not a token store; build one with fedsim data build"
         )
     try:
         manifest: Manifest = read_json(folder / MANIFEST)
@@ -134,12 +134,12 @@ def read_manifest(folder: Path) -> Manifest:
         if manifest["version"] != wanted:
             raise ConfigError(
                 f"store {str(folder)!r}: format version {manifest['version']!r}, this fedsim reads "
-                f"{wanted}; build it anew"
+                f"{wanted}; build it again"
             )
         graph = GRAPH_FILES if manifest.get("owners", {"pairs": 0})["pairs"] else ()
         whole = set(manifest["files"]) == {*FILES, *graph}  # so no name leads out of the folder
         if not whole or fingerprint(manifest) != manifest["sha256"]:
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum differs")
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -148,5 +148,5 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damaged(folder: Path, what: str) -> ConfigError:
-    """Return the error of a store that is not whole."""
-    return ConfigError(f"store {str(folder)!r}: damaged ({what}); build it anew")
+    """Return the error for a damaged store."""
+    return ConfigError(f"store {str(folder)!r}: damaged ({what}); build it again")

@@ -1,12 +1,12 @@
-"""Who owns which example, where a text can have several owners: a bipartite graph, memory-mapped.
+"""The memory-mapped bipartite graph of examples and owners, for texts with several owners.
 
     example_owner_offsets.npy  int64, examples + 1
     example_owners.npy         int64: example e has owners[offsets[e] : offsets[e + 1]], its user
                                first, the others ascending
     owner_keys.npy             uint64, owners: a digest of each name
-    owners.jsonl               the names of owners who wrote nothing, one JSON string a line
+    owners.jsonl               the names of owners without own texts, one JSON string per line
 
-Owners are numbered from 0: first the store's users in their order, then those who wrote nothing.
+Owners are numbered from 0: first the store's users in order, then owners without own texts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class OwnerGraph(NamedTuple):
     """The pairs of examples and owners.
 
     Attributes:
-        num_users: owners below it are the store's users.
+        num_users: number of the store's users, who are the first owners.
         offsets: (examples + 1,) int64.
-        owners: (pairs,) int64, see the module.
+        owners: (pairs,) int64, see the module docstring.
         keys: (owners,) uint64, a digest of each owner's name.
     """
 
@@ -44,7 +44,7 @@ class OwnerGraph(NamedTuple):
         """Map the files of a store's folder.
 
         Raises:
-            ValueError: a file is no row of its type.
+            ValueError: a file does not hold a row of its type.
             OSError: a file is missing.
         """
         offsets = open_row(folder / EXAMPLE_OWNER_OFFSETS, np.int64)
@@ -53,19 +53,19 @@ class OwnerGraph(NamedTuple):
 
     @property
     def num_owners(self) -> int:
-        """Number of owners, those who wrote nothing counted."""
+        """Number of owners, including those without own texts."""
         return len(self.keys)
 
     def of(self, examples: Indices) -> tuple[Indices, Indices]:
-        """Return how many owners each of these examples has, and all of them end to end."""
+        """Return the number of owners of each example, and all these owners, concatenated."""
         starts = self.offsets[examples]
         counts: Indices = self.offsets[examples + 1] - starts
         return counts, self.owners[runs(starts, counts)]
 
     def examples_of(self, owner: int) -> Indices:
-        """Return the examples that one owner has, ascending."""
+        """Return the examples of one owner, ascending."""
         return np.searchsorted(self.offsets, np.flatnonzero(self.owners == owner), "right") - 1
 
     def degrees(self, examples: Indices) -> Indices:
-        """Return how many of these examples each owner has: (owners,) int64."""
+        """Return the number of these examples per owner: (owners,) int64."""
         return np.bincount(self.of(examples)[1], minlength=self.num_owners).astype(np.int64)

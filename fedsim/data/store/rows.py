@@ -1,4 +1,4 @@
-"""Rows of numbers: files that hold one, and indices of runs in one."""
+"""Arrays of one dimension: open them from files, and compute indices of runs in them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """Return the mapped array, one row, of a file that `numpy.save` wrote.
+    """Memory-map a one-dimensional array that `numpy.save` wrote.
 
     Raises:
-        ValueError: it holds something other than a row of that type.
+        ValueError: the file does not hold a one-dimensional array of this type.
     """
     try:
         row = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except Exception as error:  # numpy raises errors of many kinds for what is no array
+    except Exception as error:  # numpy raises many types of errors for an invalid file
         raise ValueError(f"{path.name}: {error}") from error
     if row.dtype != dtype or row.ndim != 1:
         raise ValueError(f"{path.name} holds {row.dtype} of shape {row.shape}")
@@ -28,7 +28,7 @@ def open_row(path: Path, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
 
 
 def ranks(counts: Indices) -> Indices:
-    """Return 0 … count - 1 for each of the counts, end to end: int64, (sum of counts,)."""
+    """Return 0 … count - 1 for each count, concatenated: int64, (sum of counts,)."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     ranked: Indices = np.arange(total) - np.repeat(ends - counts, counts)
@@ -36,18 +36,18 @@ def ranks(counts: Indices) -> Indices:
 
 
 def runs(starts: Indices, lengths: Indices) -> Indices:
-    """Return start … start + length - 1 for each pair, end to end: int64."""
+    """Return start … start + length - 1 for each pair, concatenated: int64."""
     return np.repeat(starts, lengths) + ranks(lengths)
 
 
 def firsts(sizes: Indices, counts: Indices, *keys: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the first items of each row, rows end to end.
+    """Return a mask of the first items of each row, for concatenated rows.
 
     Args:
-        sizes: (rows,) the number of items of each row.
-        counts: (rows,) how many of each to choose.
-        keys: (items,) what the order in a row goes by: equals in the first by the next, and
-            equals in all by place.
+        sizes: (rows,) number of items of each row.
+        counts: (rows,) number of items to choose from each row.
+        keys: (items,) sort keys within a row: the first key decides, later keys break ties, and
+            then the position.
     """
     row = np.repeat(np.arange(len(sizes)), sizes)
     order = np.lexsort((*reversed(keys), row))
@@ -57,14 +57,14 @@ def firsts(sizes: Indices, counts: Indices, *keys: npt.NDArray[Any]) -> npt.NDAr
 
 
 def offsets_of(counts: npt.NDArray[Any]) -> Indices:
-    """Return where each of so many begins and, last, where all end: int64."""
+    """Return the start of each run with these lengths and, last, the total: int64."""
     return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
 def bounds_of(offsets: Indices, at_once: int) -> list[int]:
-    """Return where chunks of users begin and, last, end; a user too big for one is one alone.
+    """Return the bounds of chunks of users with at most `at_once` items each.
 
-    A chunk has at most `at_once` items, of which a user has offsets[user] : offsets[user + 1].
+    User u has the items offsets[u] : offsets[u + 1]. A user with more items is a chunk alone.
     """
     bounds = [0]
     while bounds[-1] < len(offsets) - 1:

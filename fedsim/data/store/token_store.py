@@ -1,18 +1,18 @@
-"""Token store partitioned by user: a folder in which a user's examples are found in O(1).
+"""Token store partitioned by user: a folder with O(1) access to a user's examples.
 
-    manifest.json        format version, counts, how the tokens were made, what was dropped, and
-                         the size and SHA-256 of the other files
-    tokens.bin           all tokens, little-endian, ordered by user: ids as uint16 or uint32; where
-                         not all count in a loss, int16 or int32 with -1 - id for context tokens
+    manifest.json        format version, tokenizer and cutting, counts, and the size and SHA-256 of
+                         the other files
+    tokens.bin           all tokens, little-endian, ordered by user: ids as uint16 or uint32; with
+                         context tokens, int16 or int32 and -1 - id for a context token
     example_offsets.npy  int64, examples + 1: example e is tokens[offsets[e] : offsets[e + 1]]
     user_offsets.npy     int64, users + 1: user u has the examples offsets[u] … offsets[u + 1] - 1
-    users.jsonl          the users' names, one JSON string a line
-    user_keys.npy        uint64, users: a digest of each name, which addresses the user's draws
-    example_keys.npy     uint64, examples: a hash of the tokens, which addresses the example's draws
-    and the files of `owner_graph.py`, where an example has several owners
+    users.jsonl          the users' names, one JSON string per line
+    user_keys.npy        uint64, users: a digest of each name, the address of the user's draws
+    example_keys.npy     uint64, examples: a hash of the tokens, the address of the example's draws
+    and the files of `owner_graph.py`, if an example has several owners
 
-Everything large is memory-mapped: opening takes milliseconds, and worker processes on one machine
-share the pages. The store holds the private text: keep the folder where the source may be kept.
+Large files are memory-mapped: opening takes milliseconds, and worker processes on one machine share
+the pages. The store holds the private text: protect it like the source.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from fedsim.seeding import Hashes
 
 
 class TokenStore:
-    """A store opened for reading; sending it to another process sends its path alone.
+    """A store opened for reading. Pickling sends only its path to another process.
 
     Attributes:
-        path: of the folder.
-        manifest: counts, and how the tokens were made.
-        user_offsets: (users + 1,) int64, the first example of each user; last, their number.
+        path: the folder.
+        manifest: counts, tokenizer and cutting.
+        user_offsets: (users + 1,) int64, the first example of each user; last, the total.
         user_keys: (users,) uint64, a digest of each user's name.
-        example_keys: (examples,) uint64, a hash of each example's tokens; of its place in the
-            owner graph where there is one.
-        graph: who owns which example, where some example has several owners; else None.
+        example_keys: (examples,) uint64, a hash of each example's tokens; with a graph, a hash of
+            its position in the graph.
+        graph: owners of the examples, if some example has several; else None.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        # Plain arrays over the mapped pages: np.memmap costs microseconds for every slice.
+        # A plain array over the mapped pages: slices of np.memmap are slower.
         self._tokens = np.asarray(
             np.memmap(path / layout.TOKENS, layout.disk_dtype(manifest["dtype"]), mode="r")
         )
-        self.num_tokens = len(self._tokens)  # begin and end tokens counted
+        self.num_tokens = len(self._tokens)  # including begin and end tokens
         self._example_offsets = open_row(path / layout.EXAMPLE_OFFSETS, np.int64)
         self.num_examples = len(self._example_offsets) - 1
         self.user_offsets = open_row(path / layout.USER_OFFSETS, np.int64)
@@ -68,7 +68,7 @@ class TokenStore:
         """Open a folder that `build_store` made.
 
         Raises:
-            ConfigError: not a store, a store of another format version, or a damaged one.
+            ConfigError: the folder is not a store, or the store has another version or is damaged.
         """
         folder = Path(path).expanduser().resolve()
         manifest = read_manifest(folder)
@@ -82,7 +82,7 @@ class TokenStore:
         """Read and check every byte.
 
         Raises:
-            ConfigError: a file has lost or changed bytes; the message names it.
+            ConfigError: a file changed; the message names it.
         """
         integrity.verify(self.path, self.manifest)
 
@@ -91,11 +91,11 @@ class TokenStore:
 
     @property
     def num_counted(self) -> int:
-        """How many tokens are predicted and count in the loss; reads all where not all count."""
+        """Number of predicted tokens that count in the loss; reads all tokens if not all count."""
         if self.manifest["loss_on"] == "all":
             return self.num_tokens - self.num_examples
         firsts = self._tokens[self._example_offsets[:-1]] >= 0  # a first token is never predicted
-        starts = range(0, self.num_tokens, AT_ONCE)  # a mask of all would be half of the store
+        starts = range(0, self.num_tokens, AT_ONCE)  # one mask would be half as large as the store
         parts = (self._tokens[start : start + AT_ONCE] >= 0 for start in starts)
         return int(sum(map(np.count_nonzero, parts)) - np.count_nonzero(firsts))
 
@@ -116,10 +116,10 @@ class TokenStore:
         """Return these examples as one block.
 
         Returns:
-            tokens: (examples, longest of them) int64, padded with 0 on the right; ids, and -1 - id
+            tokens: (examples, longest example) int64, padded with 0 on the right; ids, and -1 - id
                 for context tokens.
             lengths: (examples,) int64.
-            No indices give shapes (0, 0) and (0,).
+            Without indices the shapes are (0, 0) and (0,).
         """
         if len(indices) == 0:
             return np.zeros((0, 0), np.int64), np.zeros(0, np.int64)

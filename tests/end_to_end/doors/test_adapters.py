@@ -170,16 +170,16 @@ def test_a_run_starts_from_a_folder_of_adapters(
     assert not any("went on" in sentence for sentence in first.report.privacy.assumptions)
     card = (second.adapter / "README.md").read_text(encoding="utf-8")
     assert f"from `{base.name}` and its adapter `adapter` with" in card
-    assert "Training went on from the adapter 'adapter'; fedsim does not know what text" in card
-    assert f"both count, added up: {first.report.privacy.statement}" in card
+    assert "Training started from the adapter 'adapter'; fedsim does not know the text" in card
+    assert f"the two δ add up: {first.report.privacy.statement}" in card
     checked = fedsim_ok("account", "verify", second.adapter)
-    assert f"added up: {first.report.privacy.statement}" in checked.stdout
+    assert f"add up: {first.report.privacy.statement}" in checked.stdout
     assert second.report.privacy.statement != first.report.privacy.statement
     third = library.run(continued(second), tmp_path / "third")
     assert third.adapter is not None
     card = (third.adapter / "README.md").read_text(encoding="utf-8")
     for earlier in (first, second):
-        assert f"both count, added up: {earlier.report.privacy.statement}" in card
+        assert f"the two δ add up: {earlier.report.privacy.statement}" in card
     fedsim_ok("account", "verify", third.adapter)
     fedsim_ok("attack", second.path, "--samples", "1")
 

@@ -160,9 +160,10 @@ def test_a_promise_on_the_hub_goes_with_what_is_opened_from_there(
     for run, name in ((named, "org/x"), (given, "x")):
         said = " ".join(run.report.privacy.assumptions)
         promised = (
-            f"{name!r} has a promise of its own, and where the people are the same both count"
+            f"{name!r} has its own privacy statement; for people in both data sets the two ε and "
+            "the two δ add up"
         )
-        assert f"{promised}, added up: {finished.report.privacy.statement}" in said
+        assert f"{promised}: {finished.report.privacy.statement}" in said
         assert "not what is there" not in said
 
 
@@ -175,7 +176,7 @@ def test_a_plug_ins_model_is_of_unknown_text(monkeypatch: Patch) -> None:
     assert origin_of("tiny-gpt") == ""
     monkeypatch.setattr("fedsim.accounting.earlier_training.names", lambda _kind: ["theirs"])
     assert origin_of("theirs") == (
-        "'theirs' is a plug-in's: fedsim does not know what it was trained on."
+        "'theirs' is a plug-in's model: fedsim does not know its training text."
     )
 
 

@@ -124,7 +124,7 @@ def test_no_other_file_and_no_unfinished_run_is_sent(finished: Path, tmp_path: P
     assert "metrics.jsonl" not in listed(fedsim_ok("push", run, "me/mine", "--dry-run").stdout)
     (run / "adapter" / "adapter_model.safetensors").write_bytes(b"")
     done = fedsim("push", run, "me/mine", "--dry-run")
-    assert "privacy.json is of other weights" in done.complaint
+    assert "privacy.json is for other weights" in done.complaint
     (run / "report.json").unlink()
     assert "holds no finished run" in fedsim("push", run, "me/mine", "--dry-run").complaint
 

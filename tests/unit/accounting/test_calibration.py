@@ -92,12 +92,12 @@ def test_where_little_noise_diverges_the_search_goes_up(monkeypatch: Patch) -> N
         ({"units_per_user": 2, "accountant": "rdp"}, "accountant = 'rdp'"),
         (
             {"sampling": PoissonSampling(1e-7), "delta": 1e-5},
-            "delta = 1e-05: at least the probability 1e-05",
+            "delta = 1e-05: is at least 1e-05, the probability",
         ),
         ({"delta": 1e-25}, r"epsilon = 0.1, delta = 1e-25.*cannot certify"),
         (
             {"epsilon": 1e-7, "delta": 1e-9, "accountant": "rdp"},
-            "'rdp' cannot certify this with any noise that was tried; give fewer rounds, a larger ",
+            "'rdp' cannot certify this with any noise; give fewer rounds, a larger ",
         ),
     ],
 )

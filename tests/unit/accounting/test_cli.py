@@ -151,7 +151,7 @@ def test_group_privacy_says_where_it_diverges() -> None:
         ),
         (
             f"{ULS} --sampler balanced --participations 3 --users 9 --cohort-size 3 --epsilon 1",
-            "--cohort-size = 3 with participations = 3: each decides the other",
+            "--cohort-size = 3 with participations = 3: each determines the other",
         ),
         (
             f"{ULS} --sampler balanced --users 2000 --cohort-size 63 --epsilon 1",

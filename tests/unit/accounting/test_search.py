@@ -147,7 +147,7 @@ def test_a_search_costs_more_than_its_trial_and_more_the_more_there_are(
 def test_two_searches_cost_the_sum_of_both() -> None:
     cost = searched()
     assert epsilon(cost, 80, DELTA) == pytest.approx(2.0 * epsilon(cost, 40, DELTA / 2.0))
-    with pytest.raises(ConfigError, match="composed with no other"):
+    with pytest.raises(ConfigError, match="cannot be composed with"):
         choose([cost, RoundCost(POISSON, 1.0)])
 
 

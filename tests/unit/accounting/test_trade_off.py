@@ -116,8 +116,8 @@ def test_the_numbers_of_a_sampled_gaussian() -> None:
     assert (
         "names 1 in 1,000 users whose text was not trained on finds at most 7.33 % of" in sentence
     )
-    assert "1 % likely before is at most 42.6 % sure" in sentence
-    assert "% sure; a test that names fewer people can be surer. Under" in sentence
+    assert "with a prior belief of 1 % is at most 42.6 % sure" in sentence
+    assert "% sure. A test that names fewer people can be surer. Under" in sentence
     assert "μ" not in sentence
     said = gaussian_text({"mu": 1.7907149702807215})
     assert said == "nearly as strong as 1.791-GDP (docs/accounting.md#what-an-attacker-can-achieve)"

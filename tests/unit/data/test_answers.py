@@ -74,7 +74,9 @@ def test_prompts_are_strings_or_messages(tmp_path: Path) -> None:
     lists = write_rows(tmp_path / "l.jsonl", [{"u": "a", "p": TALK[:1], "c": TALK[1:]}])
     assert read(lists, **columns) == [("a", {"prompt": TALK[:1], "completion": TALK[1:]})]
     mixed = write_rows(tmp_path / "m.jsonl", [{"u": "a", "p": "Q", "c": TALK}])
-    with pytest.raises(ConfigError, match=r"completion_column = 'c': row 1: a string in one alone"):
+    with pytest.raises(
+        ConfigError, match=r"completion_column = 'c': row 1: only one of them is a string"
+    ):
         read(mixed, **columns)
 
 
@@ -105,7 +107,7 @@ def test_what_is_no_conversation_is_named(messages: object, said: str, tmp_path:
 
 def test_a_step_that_rewrites_texts_is_refused() -> None:
     steps = [{"step": "strip-quotes"}]
-    with pytest.raises(ValueError, match="strip-quotes: changes texts"):
+    with pytest.raises(ValueError, match="strip-quotes: changes plain texts"):
         DataConfig.model_validate({"messages_column": "m", "preparation": steps, "source": "x"})
 
 
@@ -203,12 +205,12 @@ def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None
     for changes, said in [
         ({"chat_template": str(tmp_path / "other.jinja")}, "was made with another; leave it out"),
         ({"chat_template": str(tmp_path / "none.jinja")}, r"none\.jinja': .*No such file"),
-        ({"messages_column": "n"}, r"messages_column = 'n': .* made with 'm'; set it"),
+        ({"messages_column": "n"}, r"messages_column = 'n': .* made with 'm'; set the"),
     ]:
         with pytest.raises(ConfigError, match=said):
             opened(**changes)
     # A report would not say that others who speak in a conversation are promised nothing.
-    with pytest.raises(ConfigError, match=r"messages_column = None: .* made with 'm'; set it so"):
+    with pytest.raises(ConfigError, match=r"messages_column = None: .* made with 'm'; set the key"):
         opened(messages_column=None)
 
 
@@ -254,14 +256,14 @@ def store_of(
 def test_a_row_that_the_template_refuses_is_named_or_dropped(tmp_path: Path) -> None:
     """By its place in the source, also from another process, whatever stands before it."""
     rows: list[object] = [TALK, None, *[TALK] * 21_000, TALK * 2, [*TALK, TALK[1]], TALK]
-    named = r"^data.messages_column = 'm': row 21004: the .* refuses .*: Roles must alternate; mend"
+    named = r"^data.messages_column = 'm': row 21004: the .* refuses .*: Roles must alternate; fix"
     with pytest.raises(ConfigError, match=named):
         store_of(tmp_path, rows, ALTERNATE)
     store, _ = store_of(tmp_path, rows[-4:], ALTERNATE, drop_refused=True)
     assert store.num_users == 3
     assert store.manifest["dropped"] == {REFUSED: 1}
     steps = [{"step": "max-examples", "count": 1, "then": "keep-first"}]
-    with pytest.raises(ConfigError, match="row 3 of what the preparation left: "):
+    with pytest.raises(ConfigError, match="row 3 after preparation: "):
         store_of(tmp_path, rows[-4:], ALTERNATE, preparation=steps)
 
 

@@ -147,7 +147,7 @@ def test_a_failure_midway_leaves_nothing_behind(
     ("records", "loss_on", "message"),
     [
         ([("ann", ""), (None, "x")] * 2, "all", "2 empty text, 2 null user$"),
-        ([("ann", "x")], "assistant", "examples without a token that counts; data.loss_on says"),
+        ([("ann", "x")], "assistant", "examples without a token that counts; data.loss_on chooses"),
     ],
 )
 def test_no_usable_record_leaves_nothing(
@@ -236,11 +236,11 @@ def test_a_store_as_source_is_opened(tmp_path: Path) -> None:
         ({"user_column": "household"}, "data.user_column = 'author': .* was made with 'household'"),
         (
             {"text_kind": {"text_column": "body"}},
-            "data.text_column = 'other': .* was made with 'body'; set it so",
+            "data.text_column = 'other': .* was made with 'body'; set the key",
         ),
         (  # not that `loss_on` be set to "assistant", which is refused of a text column
             {"text_kind": {"messages_column": "body"}, "loss_on": "assistant"},
-            "data.text_column = 'other': .* was made with None; set it so",
+            "data.text_column = 'other': .* was made with None; set the key",
         ),
     ],
 )

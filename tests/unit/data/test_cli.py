@@ -133,9 +133,7 @@ def test_inspect_shows_names_that_may_not_be_one_person_each(tmp_path: Path) -> 
     records = [*((name, "x", ()) for name in names), *owned]
     build(records, tmp_path / "store", user_column="who", co_owned=True)
     printed = " ".join(_run(["inspect", str(tmp_path / "store")]).split())
-    assert (
-        "e-mail address): 6 names, such as 'Ann' = 'ann', 'Jos\\xe9' = 'Jose\\u0301', " in printed
-    )
+    assert "e-mail address: 6 names, such as 'Ann' = 'ann', 'Jos\\xe9' = 'Jose\\u0301', " in printed
     assert "'Hub <hub@x.org>' = 'HUB@x.org'; if two" in printed
     assert 'add { step = "user-name", transform = "one-spelling" }' in printed
     found = json.loads(_run(["inspect", str(tmp_path / "store"), "--json"]))["doubtful_names"]

@@ -30,7 +30,7 @@ def test_the_store_has_these_files(store: TokenStore) -> None:
 def test_any_changed_file(store: TokenStore, name: str) -> None:
     path = store.path / name
     content = path.read_bytes()
-    damaged = rf"damaged \({name}.*\); build it anew|format version"
+    damaged = rf"damaged \({name}.*\); build it again|format version"
     for place in range(len(content)):
         flipped = bytearray(content)
         flipped[place] ^= 1
@@ -50,8 +50,8 @@ def test_any_changed_file(store: TokenStore, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 3}, "format version 3, this fedsim reads 4; build it anew"),
-        ({"version": 5}, "format version 5, this fedsim reads 4; build it anew"),
+        ({"version": 3}, "format version 3, this fedsim reads 4; build it again"),
+        ({"version": 5}, "format version 5, this fedsim reads 4; build it again"),
         ({"files": {"../../secret.json": {"bytes": 3, "sha256": ""}}}, "damaged"),
         ({"files": [1]}, "damaged"),
         ({"owners": 7, "version": 6}, "damaged"),

@@ -43,7 +43,7 @@ def test_a_saved_set_that_names_a_file_elsewhere(tmp_path: Path, absolute: bool)
     (file,) = secret.glob("*.arrow")
     name = str(file) if absolute else f"../secret/{file.name}"
     edit(folder / "state.json", _data_files=[{"filename": name}])
-    with pytest.raises(ConfigError, match="is no name of a file in the folder"):
+    with pytest.raises(ConfigError, match="is not the name of a file in the folder"):
         read(folder)
 
 
@@ -52,7 +52,7 @@ def test_a_saved_set_that_names_a_split_elsewhere(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "set")
     assert len(read(tmp_path / "set")) == 2
     edit(tmp_path / "set" / "dataset_dict.json", splits=["train", "../secret"])
-    with pytest.raises(ConfigError, match=r"'\.\./secret' is no name of a file"):
+    with pytest.raises(ConfigError, match=r"'\.\./secret' is not the name of a file"):
         read(tmp_path / "set")
 
 

@@ -176,7 +176,7 @@ def test_owners_alone_are_enough(tmp_path: Path) -> None:
     )
     assert list(records(config)) == [("bob", "words", ("bob", "cy"))]
     (tmp_path / "rows.csv").write_text("to,said,speaker\nbob; cy,words,dee\n")
-    with pytest.raises(ConfigError, match=r"a column .speaker. beside the owners"):
+    with pytest.raises(ConfigError, match=r"a column .speaker. besides the owners"):
         list(records(config))
 
 
@@ -222,7 +222,9 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     """By Python, or by a database: of "{bob,cy}" the names would be "{bob" and "cy}"."""
     path = tmp_path / "rows.csv"
     path.write_text(f'who,said,owners\nann,a,"{cell}"\n')
-    with pytest.raises(ConfigError, match=r"'owners': holds strings in brackets .* with ',' betw"):
+    with pytest.raises(
+        ConfigError, match=r"'owners': holds strings in brackets .* separated by ','"
+    ):
         list(records(_config(path, owners_separator=",")))
 
 
@@ -231,7 +233,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     [
         ("bob", "data.owners_column = 'owners': holds str values; wanted: lists of names"),
         ([["bob"]], "holds list values; wanted: strings or numbers"),
-        ([2.0**53], "holds a float that can have lost digits"),
+        ([2.0**53], "holds a float that may have lost digits"),
     ],
 )
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_pat
         ({"owners_column": None, "owners_separator": ";"}, "without an owners_column"),
         (
             {"canaries": {"num_users": 2, "num_examples": 1, "shared_tokens": 1}},
-            "canaries: planted users own",
+            "canaries: do not work with",
         ),
     ],
 )
@@ -263,10 +265,10 @@ def test_a_given_store_and_the_config_agree(tmp_path: Path) -> None:
     model: Any = ByteModel()
     assert open_or_build(_config(owned.path), model).graph is not None
     with pytest.raises(
-        ConfigError, match=r"data.owners_column = None: .* so that all are promised"
+        ConfigError, match=r"data.owners_column = None: .* set data.owners_column to protect all"
     ):
         open_or_build(_config(owned.path, owners_column=None), model)
-    with pytest.raises(ConfigError, match="does not say who owns its texts"):
+    with pytest.raises(ConfigError, match="has no owners of its texts"):
         open_or_build(_config(plain.path), model)
 
 

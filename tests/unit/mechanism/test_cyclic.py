@@ -208,7 +208,7 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
         (
             {"relation": Relation.FIXED_GRAPH},
-            "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = 4: keeps",
+            "relation = 'fixed-graph', sampling.kind = 'cyclic', units_per_user = 4: cyclic",
         ),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert promise["epsilon"] == whole.epsilon
     said = " ".join(promise["assumptions"])
     assert words in said
-    assert "the rounds of one user being at least 3 apart, 3 at most" in said
+    assert "the rounds of one user, 3 at most, are 3 or more apart" in said
     check_going_on(config, folder, lost=2)
 
 

@@ -68,7 +68,7 @@ def make_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
         ({"sampling": ShuffledSampling(5, 20), "entropy": "secure"}, "entropy = 'secure' with"),
         (
             {"sampling": PoissonSampling(1.0), "estimator": FilteredMean(1.0, 20)},
-            "filtered-mean.*another relation than replace-one",
+            "filtered-mean.*a relation that is not replace-one",
         ),
         (
             {"units_per_user": 2, "estimator": ClippedDenominator(0.25, 8.0)},
@@ -172,11 +172,11 @@ def test_a_declared_number_that_is_far_from_the_data_is_said_to_who_runs_it(
     config = small_config(speeches, privacy={"declared_num_users": declared})
     plan = build_plan(config, materials)
     line = (
-        f"privacy.declared_num_users = {declared}, but the data have 24 to train on (this number "
-        "is not protected by the privacy guarantee: keep it to yourself; who is held out by "
-        "data.held_out_users is none of them). The promise holds, but about "
-        f"{24 / declared:.3g} times as many users take part in a round as its noise is for; "
-        "correct it if it is a mistake."
+        f"privacy.declared_num_users = {declared}, but the data have 24 to train on, users "
+        "held out by data.held_out_users not counted (the privacy guarantee does not protect this "
+        f"number: do not publish it). The guarantee holds, but about {24 / declared:.3g} times as "
+        "many users take part in a round as the noise is set for; correct the declared number if "
+        "it is a mistake."
     )
     assert (line in caplog.messages) is said
     assert "24" not in " ".join(plan.assumptions)

@@ -72,7 +72,7 @@ def test_fresh_noise_is_told_from_priced_noise() -> None:
     matrix = banded_matrix(64, 4)
     assert matrix.amplification > 1.1
     said = matrix.in_words("user", 4)
-    assert f"priced one: fresh noise is {matrix.amplification:.4g} times that." in said
+    assert f"priced one; each round draws {matrix.amplification:.4g} times that noise." in said
 
 
 def test_one_pass_and_passes_of_one_round_in_words() -> None:

@@ -160,7 +160,7 @@ def test_a_folder_without_a_vocabulary_is_refused(llama: Path, tmp_path: Path, k
 def test_texts_of_unknown_words_alone_are_refused(llama: Path, tmp_path: Path) -> None:
     known = materials_of_texts(tmp_path, llama, "wer da", "a wer da")
     assert known.store.num_users == 2
-    with pytest.raises(ConfigError, match="tokenizer knows nothing of these texts: every token"):
+    with pytest.raises(ConfigError, match="tokenizer does not fit these texts: every token"):
         materials_of_texts(tmp_path, llama, "wer da", "ein freund")
 
 

@@ -31,7 +31,7 @@ def test_that_the_data_are_far_from_the_declared_number_is_said_once(
     speeches: Path, materials: Materials, caplog: pytest.LogCaptureFixture, declared: int, said: int
 ) -> None:
     weighed(speeches, materials, privacy={"declared_num_users": declared})
-    line = "privacy.declared_num_users = 240, but the data have 24 to train on ("
+    line = "privacy.declared_num_users = 240, but the data have 24 to train on, users"
     assert sum(message.startswith(line) for message in caplog.messages) == said
 
 

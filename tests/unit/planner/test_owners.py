@@ -66,7 +66,7 @@ def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> N
     )
     done = fedsim_ok("plan", config, "--json", "--set", "privacy.noise='secure'")
     found = json.loads(done.stdout)
-    assert found["statement"].endswith("It takes coins and noise that stay secret.")
+    assert found["statement"].endswith("It requires coins and noise that stay secret.")
     written = load_config(tmp_path / "c.plan.toml")
     assert written.strategy.group_size == found["recommendation"]["group_size"]
     assert "Every owner has" in found["statement"]

@@ -117,10 +117,10 @@ ORDERS: list[tuple[list[dict[str, Any]], str]] = [
     ([{"step": "user-name", "transform": "lower-case"}, RECEIVERS], "user-name before receivers"),
     ([{"step": "expand-receivers"}, RECEIVERS], "expand-receivers before receivers"),
     ([{"step": "min-examples", "count": 2}, THREADS], "min-examples before participants"),
-    ([RECEIVERS, {"step": "user-words", "count": 9}], "user-words: cuts a text by"),
+    ([RECEIVERS, {"step": "user-words", "count": 9}], "user-words: a user's other texts decide"),
     (
         [{"step": "user-name", "transform": "first-author"}, THREADS],
-        "user-name, first-author: leaves out other authors",
+        "user-name, first-author: ignores other authors",
     ),
 ]
 
@@ -142,7 +142,7 @@ def test_steps_that_compare_texts_of_different_owners_are_named() -> None:
     assert "(near-duplicates)" in said
     steps = [step("text-length", minimum=3), step("max-examples", count=2), step("receivers")]
     (said,) = assumptions(steps, {}, co_owned=True)
-    assert "(max-examples): what one owner's text says, or that it is empty or another step" in said
+    assert "(max-examples): the content of one owner's text, or its removal, could decide" in said
     assert assumptions(steps[::2], {}, co_owned=True) == ()
     (said,) = assumptions([], {"min-examples: user has fewer than 2": 1}, co_owned=True)
     assert "(min-examples)" in said
@@ -156,7 +156,7 @@ def test_steps_that_compare_texts_of_different_owners_are_named() -> None:
         ("a.json", "{", "Expecting property name"),
         ("a.csv", "from,to\na,b\n", "columns alias and person"),
         ("a.csv", "", "columns alias and person"),
-        ("a.csv", "alias,person\na,b\na,c\n", "number 2: an alias of another person before"),
+        ("a.csv", "alias,person\na,b\na,c\n", "number 2: was already an alias of another"),
         ("a.json", '{"a": "b", "a": "c"}', "has a key twice"),
         ("a.csv", "alias,person\na,Smith, Ann\n", "columns alias and person"),
         ("a.csv", "alias,person\na, b\nb ,c\n", "alias number 1: its person is an alias of"),

@@ -138,7 +138,10 @@ def test_keys_that_are_given_win() -> None:
     [
         ({"recipe": "cc-newz"}, "recipe = 'cc-newz': unknown; did you mean 'cc-news'?"),
         ({"recipe": "wombat"}, "recipe = 'wombat': unknown; known: arxiv-abstracts, aya"),
-        ({"recipe": "stack-overflow"}, "no hub holds this set; give data.source a local copy: "),
+        (
+            {"recipe": "stack-overflow"},
+            "this data set is on no hub; give data.source a local copy: ",
+        ),
         ({"recipe": 3}, "data.recipe = 3"),
     ],
 )

@@ -101,7 +101,7 @@ def test_doubtful_names_and_unread_files_are_said_before_the_run_and_written_now
     )
     run(config, tmp_path / "run")
     assert any(text.endswith("files that are not read (1): b.txt") for text in caplog.messages)
-    (met,) = [text for text in caplog.messages if "names that look alike" in text]
+    (met,) = [text for text in caplog.messages if "names that differ only in" in text]
     name = rows[0][user]
     assert met.startswith("Look at the data (private): ")
     assert f": 2 names, such as '{name}' = '{name.upper()}'; if two are one person" in met

@@ -198,12 +198,12 @@ def test_a_score_has_another_key_than_the_rounds(
     [
         ({"data": {"held_out_examples": 0.0}}, "there is no text to score"),
         ({"strategy": {"name": "non-private", "clip": None}}, "has no private scores"),
-        ({"privacy": {"noise_multiplier": 0.0, "delta": 1e-3}}, "there is no ε that could cover"),
+        ({"privacy": {"noise_multiplier": 0.0, "delta": 1e-3}}, "have no ε that could cover"),
         (
             {"privacy": {"noise_multiplier": 1.0, "delta": 1e-27}},
             r"privacy\.delta = 1e-27: the pld",
         ),
-        ({"privacy": {**PROMISE, "epsilon": 0.1}}, "costs .* alone; give the scores more noise"),
+        ({"privacy": {**PROMISE, "epsilon": 0.1}}, "already cost .*; give the scores more noise"),
         (
             {
                 "strategy": {"sampling": {"kind": "fixed-size"}},

@@ -83,9 +83,13 @@ def test_no_owner_has_more_in_the_pool_than_is_paid_for(bounding: str, mails: Pa
     assert max(_owned(materials, plan).values()) <= plan.cost.units_per_user == 2
     assert sum(plan.dropped.values()) == len(materials.split.train_examples) - len(plan.pool)
     assert plan.relation is Relation.FIXED_GRAPH
-    assert any("any text: for a user who wrote it" in sentence for sentence in plan.assumptions)
+    assert any(
+        "any text: its user and the other owners" in sentence for sentence in plan.assumptions
+    )
     _, alone = _plan(mails, data={"user_column": None}, strategy={"bounding": bounding})
-    assert any("any text: for everybody whom" in sentence for sentence in alone.assumptions)
+    assert any(
+        "any text: all owners that the data name" in sentence for sentence in alone.assumptions
+    )
 
 
 def test_delta_is_compared_with_owners_who_can_be_more_than_declared_examples(mails: Path) -> None:
@@ -186,7 +190,7 @@ def test_every_place_names_owners_and_relation(mails: Path, tmp_path: Path) -> N
 REFUSED: list[tuple[dict[str, dict[str, Any]], str]] = [
     (
         {"strategy": {"name": "uls", "batch_size": None, "cohort_size": 5}},
-        "strategy.name = 'uls': relation = 'fixed-graph': has no proved price",
+        "strategy.name = 'uls': relation = 'fixed-graph': user-level sampling has no proved price",
     ),
     ({"privacy": {"relation": "add-or-remove-one"}}, "privacy.relation = 'add-or-remove-one': the"),
     (
@@ -203,11 +207,11 @@ REFUSED: list[tuple[dict[str, dict[str, Any]], str]] = [
     ),
     (
         {"strategy": {"selection": "highest-perplexity"}},
-        "what one owner wrote would decide which texts of others",
+        "the text of one owner would decide which texts of others",
     ),
     (
         {"strategy": {"sampling": {"kind": "cyclic", "groups": 2}}},
-        "keeps an owner's units in one group",
+        "cyclic sampling keeps an owner's units in one group",
     ),
     ({"strategy": {"group_size": 0}}, "strategy.group_size"),
     ({"data": {"owners_column": "author"}}, "data.owners_column = 'author': holds str values"),
@@ -234,7 +238,7 @@ def test_the_rounds_that_are_apart_are_an_owners(mails: Path) -> None:
     strategy = {"group_size": 1, "batch_size": None, "sampling": {"kind": "cyclic", "groups": 2}}
     _, plan = _plan(mails, strategy=strategy, privacy={"mechanism": "banded"})
     assert any(
-        "the rounds of one owner being at least 2 apart" in said for said in plan.assumptions
+        "are 2 or more apart" in said and "of one owner" in said for said in plan.assumptions
     )
 
 

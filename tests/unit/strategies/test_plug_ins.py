@@ -46,14 +46,14 @@ def examples(materials: Materials, pool: object = None) -> dict[str, Any]:
 
 Change = Callable[[Materials], dict[str, Any]]
 WRONG: dict[str, tuple[Change, str]] = {
-    "many examples of a user": (examples, "units_per_user = 1: a user has more in the pool"),
+    "many examples of a user": (examples, "units_per_user = 1: a user has more units in the pool"),
     "who is not there": (
         lambda m: {"pool": np.arange(m.split.num_users + 1)},
-        "give no user that is not trained on",
+        "give training users only",
     ),
     "held-out text": (
         lambda m: {**examples(m, np.arange(m.store.num_examples)), "units_per_user": 999},
-        "give no example that is not trained on",
+        "give training examples only",
     ),
 }
 

@@ -149,7 +149,7 @@ def test_a_shared_ledger_takes_the_whole_search_as_one_entry(
         (("--vary", RATES, "--set", "strategy.name=non-private"), "its runs are not private"),
         (
             ("--vary", RATES, "--set", "privacy.epsilon=0.1"),
-            "what is released beside them costs 3.05 alone; give the scores more noise, make fewer",
+            "the releases beside them already cost 3.05; give the scores more noise, make fewer",
         ),
     ],
 )

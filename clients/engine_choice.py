@@ -14,7 +14,9 @@ from fedsim.clients.engines.per_example.capture import NotCovered, OpenModel, fi
 from fedsim.clients.engines.per_example.ghost import ghost
 from fedsim.clients.engines.per_example.materialised import materialised
 from fedsim.clients.engines.per_example.verification import made_up_unit
+from fedsim.clients.engines.stacked.engine import StackedEngine
 from fedsim.clients.engines.vmap import VmapEngine
+from fedsim.clients.tasks.fedavg import LocalSGD
 from fedsim.errors import ConfigError
 from fedsim.execution import Engine, Task
 from fedsim.language_model import LanguageModel, module_of
@@ -36,9 +38,8 @@ def choose_engine(
 ) -> Engine:
     """Return the engine of a config's `executor.engine` for this task and model.
 
-    "auto" is `loop` for local training, whose steps would make any distance of a last bit; for mean
-    gradients it is chosen by the model, the tokens of a unit and the memory, and the log says which
-    engine it is, and why.
+    "auto" is chosen by the model and the memory, of mean gradients by the tokens of a unit, too.
+    The log says which engine it is, and why. A plug-in's own local training is computed by `loop`.
 
     Args:
         name: "auto", "loop", "vmap", "materialised" or "ghost"; the config has checked it.
@@ -54,6 +55,8 @@ def choose_engine(
     num_bytes = chunks.memory_budget(model.device, gpu_share)
     if name == "auto" and task.averages_gradients:
         name = _chosen(model, tokens_per_unit or _LARGE_PASS, num_bytes)
+    elif name == "auto" and getattr(type(task), "update", None) is LocalSGD.update:
+        return _for_local_training(model, num_bytes)
     elif name == "vmap" and (refused := _vmap_refused(model)) is not None:
         raise ConfigError(
             f'executor.engine = "vmap": torch cannot vectorise {model.name!r}: {refused}; take '
@@ -92,6 +95,22 @@ def _chosen(model: LanguageModel, tokens_per_unit: float, budget: int) -> str:
         reason,
     )
     return name
+
+
+def _for_local_training(model: LanguageModel, num_bytes: int) -> Engine:
+    """Return the engine of "auto" for `LocalSGD`, and log why."""
+    try:
+        if _chooses_experts(model):
+            raise NotCovered("experts: rounding in a shared pass can tip a token's choice")
+        engine = StackedEngine(cast(OpenModel, model), num_bytes)
+    except NotCovered as layer:
+        log.info("%s: engine loop; no layer rule for %s", model.name, layer)
+        return loop
+    if engine.most_users < 2:
+        log.info("%s: engine loop; no room for two users' parameters", model.name)
+        return loop
+    log.info("%s: engine stacked, of %d users at most", model.name, engine.most_users)
+    return engine
 
 
 def _vmap_refused(model: LanguageModel) -> str | None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.clients.tasks.fedavg import local_steps
+from fedsim.clients.tasks.fedavg import LocalSteps, local_steps
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
@@ -56,10 +56,11 @@ def personalise(
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     pairs = [_halves(store, user, seed) for user in eligible]
     without, after, tokens = (np.zeros(len(eligible)) for _ in range(3))
+    steps = LocalSteps(training.learning_rate)
     tell = every_half_minute("personalising (not protected by the privacy guarantee)")
     for place, (user, (own, reserved)) in enumerate(zip(eligible, pairs, strict=True)):
         unit, batches = _local_user(store, user, own, training, seed)
-        trained, _ = local_steps(model, on_device, unit, batches, training.learning_rate)
+        trained, _ = local_steps(model, on_device, unit, batches, steps)
         before = score_examples(model, on_device, store, reserved)
         then = score_examples(model, trained, store, reserved)
         tokens[place] = before.tokens.sum()

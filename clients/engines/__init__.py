@@ -2,6 +2,7 @@
 
 loop.py         the reference: one unit after the other, as the algorithms are printed
 vmap.py         many units by `torch.func`
+stacked/        local training of many users, each at parameters of its own, by layer rules
 per_example/    `materialised` and `ghost`: many units in one pass, by layer rules
 
 `clipped_sums.py` holds what the fast engines share: float32 norms with their error bound, clip

@@ -145,6 +145,7 @@ class PartialSum(Accumulator):
         *,
         num_unclipped: int,
         num_non_finite: int = 0,
+        num_gradients: int | None = None,
     ) -> None:
         """Count units whose updates were added, or that add zero.
 
@@ -153,10 +154,13 @@ class PartialSum(Accumulator):
             losses: (units,); what is not finite counts as zero.
             num_unclipped: of the units, that the clip left as they were.
             num_non_finite: of the units, that count as zero.
+            num_gradients: that they took; by default one of each example.
         """
         self._weight += math.fsum(unit.weight for unit in units)
         self._units += len(units)
-        self._gradients += sum(len(unit.sizes) for unit in units)
+        if num_gradients is None:
+            num_gradients = sum(len(unit.sizes) for unit in units)
+        self._gradients += num_gradients
         self._unclipped += num_unclipped + num_non_finite
         self._non_finite += num_non_finite
         self._loss += float(losses.double().where(losses.isfinite(), 0.0).sum())

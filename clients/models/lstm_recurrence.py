@@ -1,28 +1,30 @@
-"""LSTM recurrence with an explicit backward pass."""
+"""LSTM recurrence with an explicit backward pass, of one weight or of a stack of weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
 def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return states (batch, length, hidden), and what the backward pass needs, time first.
+    """Return states (..., length, hidden), and what the backward pass needs, time first.
 
-    That is the gates, (length, batch, 4·hidden), sigmoids of write, forget, read and candidate; the
-    doubled cells, (length, batch, hidden); and the sigmoids of those. A candidate is
+    That is the gates, (length, ..., 4·hidden), sigmoids of write, forget, read and candidate; the
+    doubled cells, (length, ..., hidden); and the sigmoids of those. A candidate is
     tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid takes a fraction
     of a tanh's time.
 
     A step is a few short operations, so what can be taken out of the loop is: a view costs as
     much as arithmetic on it. Within the loop states are halved, which spares one more.
     """
-    by_time, size = from_inputs.transpose(0, 1), weight.shape[-1]
+    by_time, size = from_inputs.movedim(-2, 0), weight.shape[-1]
     twice = weight.new_ones(4 * size)  # factors of the gates' rows
     twice[3 * size :] = 2.0
-    recurrent = (weight * (2.0 * twice)[:, None]).T
+    recurrent, add_product = (weight * (2.0 * twice)[:, None]).mT, _add_product(weight)
     gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
     halves, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
     views = (gates, *gates.chunk(4, dim=-1), cells, squashed, halves)
@@ -32,7 +34,7 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
         # gates(t) = from_inputs(t) + W·h(t-1), then c = f·c + w·g and h = r·tanh(c), with
         # g = 2s - 1 and tanh(c) = 2s' - 1 of sigmoids s and s', and with 2c and h/2 stored.
         if last_half is not None:
-            torch.addmm(opened, last_half, recurrent, out=opened)
+            add_product(opened, last_half, recurrent, out=opened)
         opened.sigmoid_()
         if last_cell is not None:
             torch.mul(forget, last_cell, out=cell).sub_(write, alpha=2)
@@ -46,7 +48,7 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
 
 
 def _backward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the inputs' share of the gates: (batch, length, 4·hidden).
+    """Return the gradient of the inputs' share of the gates: (..., length, 4·hidden).
 
     First, for all steps at once, the slopes: what the gradient of a cell, or of a state, is
     multiplied by. The loop then has only what a step needs of the one after it.
@@ -61,9 +63,9 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor
     d_read.mul_((squashed * 2).sub_(1))
     d_candidate.mul_(write).mul_(8)
     to_cell = _sigmoid_slopes(squashed).mul_(read).mul_(2)
-    # Write and forget, which lie side by side, in one operation: (length, batch, 2, hidden).
+    # Write and forget, which lie side by side, in one operation: (length, ..., 2, hidden).
     both = d_gates.view(*cells.shape[:-1], 4, cells.shape[-1])[..., :2, :]
-    from_above = d_states.unbind(dim=1)
+    from_above, add_product = d_states.unbind(dim=-2), _add_product(weight)
     befores = (from_above[0], *from_above[:-1])
     views = (d_gates, both, d_read, d_candidate, to_cell, forget)
     steps = list(zip(*(view.unbind() for view in views), befores, strict=True))
@@ -74,7 +76,7 @@ def _backward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor
         pair.mul_(d_cell.unsqueeze(-2))
         of_read.mul_(d_state)
         of_candidate.mul_(d_cell)
-        torch.addmm(before, opened, weight, out=d_state)
+        add_product(before, opened, weight, out=d_state)
         d_cell.mul_(retained)
     return _by_sequence(d_gates)
 
@@ -93,7 +95,7 @@ class _LstmSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (torch names no type with these attributes)
-        """Return states (batch, length, hidden)."""
+        """Return states (..., length, hidden)."""
         # Thousands of small operations: no Python mode is asked about each of them.
         with torch._C.DisableTorchFunction():
             states, *trace = _forward(from_inputs, weight)
@@ -107,16 +109,21 @@ class _LstmSteps(torch.autograd.Function):
         d_inputs = _backward(d_states, weight, *trace)
         if not ctx.needs_input_grad[1]:
             return d_inputs, None
-        earlier = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
-        return d_inputs, d_inputs.flatten(0, 1).T @ earlier.flatten(0, 1)
+        earlier = F.pad(states[..., :-1, :], (0, 0, 1, 0))
+        return d_inputs, d_inputs.flatten(-3, -2).mT @ earlier.flatten(-3, -2)
+
+
+def _add_product(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return torch's sum of a tensor and a product with `weight`, or with each of a stack."""
+    return torch.addmm if weight.dim() == 2 else torch.baddbmm
 
 
 def _by_sequence(values: torch.Tensor) -> torch.Tensor:
-    """Return (batch, length, size), contiguous, from a tensor with time first.
+    """Return (..., length, size), contiguous, from a tensor with time first.
 
     bfloat16 products round by the layout, which must not depend on the batch.
     """
-    return values.transpose(0, 1).contiguous()
+    return values.movedim(0, -2).contiguous()
 
 
 class Recurrence(nn.Module):
@@ -134,6 +141,7 @@ class Recurrence(nn.Module):
     def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
         """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros.
 
+        Of a stack of weights, (users, 4·hidden, hidden), the batch is (users, sequences of one).
         Never in bfloat16: rounding would add up over the steps.
         """
         with torch.autocast(from_inputs.device.type, enabled=False):

@@ -131,12 +131,16 @@ class NormalisedRows:
     1e-12, which is divided by that, is not turned.
 
     Attributes:
-        rows: as they are stored, (rows, width).
+        rows: as they are stored, (rows, width), or of a stack of tables.
         inverse: what they are multiplied by, see `UnitRows`.
     """
 
     rows: torch.Tensor
     inverse: torch.Tensor
+
+    def __getitem__(self, part: int | slice) -> NormalisedRows:
+        """Return the map for some rows, or for one table of a stack."""
+        return NormalisedRows(self.rows[part], self.inverse[part])
 
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change a gradient, (rows, width), in place."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +17,34 @@ from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials
 from fedsim.seeding import base, hashes
-from fedsim.tensors import Tensors, add_
+from fedsim.tensors import Tensors, zeros_like
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How a user moves: θ ← θ − rate·v with v ← momentum·v + ∇f(θ) + proximal·(θ − θ_server).
+
+    Attributes:
+        learning_rate: of the first step.
+        momentum: what is left of v, which begins as zero; below 1.
+        proximal: FedProx's μ (Li et al. 2020), which holds a user near the server.
+        schedule: "constant", or "linear", which takes the rate down to 0 behind the last step.
+    """
+
+    learning_rate: float
+    momentum: float = 0.0
+    proximal: float = 0.0
+    schedule: Literal["constant", "linear"] = "constant"
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """Return the learning rate of a step, counted from 0, of so many of a user.
+
+        Examples:
+            >>> [LocalSteps(0.5, schedule="linear").rate(step, 2) for step in range(2)]
+            [0.5, 0.25]
+        """
+        left = 1.0 - step / num_steps if self.schedule == "linear" else 1.0
+        return self.learning_rate * left
 
 
 class LocalSGD(UserTask):
@@ -27,7 +55,8 @@ class LocalSGD(UserTask):
     is applied once, to the whole difference.
 
     Attributes:
-        learning_rate: of every local step.
+        steps: how a user moves.
+        batch_size: examples of a local step.
     """
 
     averages_gradients: ClassVar[bool] = False
@@ -42,6 +71,9 @@ class LocalSGD(UserTask):
         epochs: int = 1,
         batch_size: int = 8,
         learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        proximal: float = 0.0,
+        schedule: Literal["constant", "linear"] = "constant",
     ) -> None:
         super().__init__(
             materials,
@@ -50,9 +82,9 @@ class LocalSGD(UserTask):
             user_weight_cap=user_weight_cap,
             streams=True,  # they also shuffle a user's examples
         )
-        self.learning_rate = learning_rate
+        self.steps = LocalSteps(learning_rate, momentum, proximal, schedule)
+        self.batch_size = min(batch_size, group_size)  # there are no more
         self._epochs = epochs
-        self._batch_size = batch_size
 
     def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
         """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.
@@ -74,16 +106,16 @@ class LocalSGD(UserTask):
             order = torch.from_numpy(
                 np.argsort(hashes(shuffling, np.array([epoch])), kind="stable")
             )
-            for start in range(0, count, self._batch_size):
-                yield order[start : start + self._batch_size]
+            for start in range(0, count, self.batch_size):
+                yield order[start : start + self.batch_size]
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
-        """Take a step of gradient descent for each of `batches`.
+        """Take a step for each of `batches`.
 
         The loss is that of the first pass, the parameters moving under it.
         """
         batches = list(self.batches(unit, round))
-        local, loss = local_steps(self.model, parameters, unit, batches, self.learning_rate)
+        local, loss = local_steps(self.model, parameters, unit, batches, self.steps)
         moved = {name: value - local[name] for name, value in parameters.items()}
         return Update(moved, loss=loss, num_gradients=sum(map(len, batches)))
 
@@ -92,8 +124,8 @@ def local_steps(
     model: LanguageModel,
     parameters: Tensors,
     unit: Unit,
-    batches: Iterable[torch.Tensor],
-    learning_rate: float,
+    batches: Sequence[torch.Tensor],
+    steps: LocalSteps,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return the parameters after a step on each batch of a unit's rows, and the loss.
 
@@ -101,6 +133,7 @@ def local_steps(
     """
     count = len(unit.lengths)
     local = {name: value.detach().clone() for name, value in parameters.items()}
+    velocity = zeros_like(local) if steps.momentum else {}
     loss, seen = 0.0, 0
     for number, rows in enumerate(batches):
         streams = at_step(unit.streams, number)
@@ -111,7 +144,14 @@ def local_steps(
             streams=None if streams is None else streams[rows],
         )
         step = mean_gradient(model, local, batch)
-        add_(local, step.values, dict.fromkeys(local, -learning_rate))
+        rate = steps.rate(number, len(batches))
+        for name, value in local.items():
+            slope = step.values[name]
+            if steps.proximal:
+                slope = slope + steps.proximal * (value - parameters[name])
+            if steps.momentum:
+                slope = velocity[name].mul_(steps.momentum).add_(slope)
+            value.add_(slope, alpha=-rate)
         loss += step.loss * len(rows) / count if seen < count else 0.0
         seen += len(rows)
     return local, loss

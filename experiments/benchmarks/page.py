@@ -40,11 +40,12 @@ _FLOOR = """## Engines, over the floor
 
 The floor is what training without privacy costs: forward and backward over the same sequences in
 large batches, with a plain sum. `uls`: one clipped mean gradient a user, by examples a user. `els`:
-one clipped gradient an example. `fedavg`: a clipped difference after four local steps, each user
-alone. `uls-ragged`: real users. Other processors give other ratios ([models.md](models.md)).
+one clipped gradient an example. `fedavg`: a clipped difference after four local steps of one
+example. `uls-ragged`: real users. Other processors give other ratios ([models.md](models.md)).
 
 Floor and `auto` are repeated 5 to 15 times, the others once to three times; differences of a fifth
-between those say nothing. Where `auto` is not `loop`, it chose `materialised`.
+between those say nothing. Where `auto` is not `loop`, it chose `materialised`, and of
+`fedavg` `stacked`.
 
 The strong floor is a step of a good script without privacy: `sdpa` attention, `torch.compile` where
 that is faster, fused AdamW, on a GPU in bfloat16. A round is `run_round` in one process.

@@ -165,6 +165,12 @@ class FedAvg(Section):
     """Examples per local step."""
     learning_rate: PositiveFloat32 = 0.1
     """Learning rate of each local step."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Of the learning rate, over a user's steps in a round; "linear" lowers it towards 0."""
+    momentum: Fraction = 0.0
+    """Momentum of the local steps; a user starts each round without any."""
+    proximal: Annotated[float, Field(ge=0.0, le=3e38, allow_inf_nan=False)] = 0.0
+    """FedProx's μ: adds μ (θ − θ_server) to each local gradient."""
 
 
 class EstimatorConfig(Section):
@@ -431,7 +437,7 @@ class ExecutorConfig(Section):
     """Address of a running Ray cluster; "" starts Ray on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
     """Method that computes clipped gradients. "auto" chooses by the model, the longest unit and the
-    memory; for local training it takes "loop"."""
+    memory; for local training it trains users side by side."""
     precision: Precision = "float32"
     """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
     keep their precision."""

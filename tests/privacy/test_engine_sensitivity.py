@@ -17,6 +17,7 @@ from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.per_example import chunks
 from fedsim.clients.engines.per_example.capture import OpenModel
 from fedsim.clients.engines.per_example.ghost import ghost
+from fedsim.clients.engines.stacked import engine as stacked
 from fedsim.clients.engines.vmap import VmapEngine
 from fedsim.clients.models.mixed_precision import in_precision
 from fedsim.clients.tasks.fedsgd import AveragedGradient
@@ -30,9 +31,11 @@ from fedsim.tensors import Tensors, l2_norm
 from tests.conftest import DEVICE, Log, Patch, small_config
 from tests.contracts.layer_samples import VOCABULARY, GivenUnits, Opened, network, small_model
 from tests.contracts.test_engines import ENGINES
+from tests.contracts.test_local_training import GivenLocalSGD
 
 BOUND = 0.001  # far below any user's norm: everybody is clipped
 MOST = BOUND * (1.0 + ROUNDING_TOLERANCE)
+LARGE_RATE = 1.0  # of local steps
 MODELS = {
     "tiny-gpt": ModelConfig(),
     "tiny-gpt lora": ModelConfig(lora_rank=2),
@@ -119,6 +122,39 @@ def test_a_newcomer_who_shifts_every_pass_moves_the_sum_by_at_most_the_bound(
 def unit_of(key: int, length: int, seed: int) -> Unit:
     tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, VOCABULARY, (2, length)))
     return Unit(key, tokens, torch.tensor([length, length - 2]))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["gpt2 tied", "gpt2 lora", "lstm"])
+def test_a_newcomer_moves_ten_large_local_steps_by_at_most_the_bound(
+    name: str, precision: Precision, monkeypatch: Patch
+) -> None:
+    """Each moves others to other places, beside others: steps so large amplify a last bit."""
+    exact, parameters = network(name, torch.float32)
+    model = in_precision(exact, precision)
+    monkeypatch.setattr(stacked, "CPU_USERS", 5)
+    rng = np.random.default_rng(0)
+    units = [texts_of(key + 2, rng, int(rng.integers(1, 11))) for key in range(24)]
+    clip = FlatClip(l2_clip_norm=BOUND)
+
+    def summed(units: list[Unit]) -> Tensors:
+        task = GivenLocalSGD(model, units, LARGE_RATE)
+        engine = choose_engine("auto", task, model)
+        assert isinstance(engine, stacked.StackedEngine)
+        total = engine(task, parameters, task.keys, clip, 0)
+        assert total.num_non_finite == 0
+        return total.values
+
+    without = summed(units)
+    for key, count in ((0, 1), (1, 10)):
+        with_it = summed([*units, texts_of(key, rng, count)])
+        assert l2_norm({name: with_it[name] - without[name] for name in without}) <= MOST
+
+
+def texts_of(key: int, rng: np.random.Generator, count: int) -> Unit:
+    lengths = rng.integers(3, 13, count)
+    tokens = rng.integers(0, VOCABULARY, (count, int(lengths.max())))
+    return Unit(key, torch.from_numpy(tokens), torch.from_numpy(lengths))
 
 
 class ScoresWords(nn.Module):

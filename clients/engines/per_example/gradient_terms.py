@@ -115,12 +115,22 @@ def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
 
 
 Change = Callable[[torch.Tensor], torch.Tensor]
-Chain = Callable[[torch.Tensor], None]
-"""Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
 
-A linear map, in place and row by row, from the gradient of the form that is used to that of the
-parameter; of one unit's gradient or of a sum of units'.
-"""
+
+class Chain(Protocol):
+    """Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
+
+    A linear map, in place and row by row, from the gradient of the form that is used to that of the
+    parameter; of one unit's gradient or of a sum of units'.
+    """
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        """Change a gradient."""
+        ...
+
+    def __getitem__(self, part: int | slice) -> Chain:
+        """Return the map for some rows, or for one parameter of a stack."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from fedsim.clients.engine_choice import choose_engine
 from fedsim.clients.engines.loop import loop
-from fedsim.clients.tasks.fedavg import local_steps
+from fedsim.clients.tasks.fedavg import LocalSteps, local_steps
 from fedsim.clipping import Clip, NoClip
 from fedsim.errors import ConfigError
 from fedsim.estimators import WeightedSum
@@ -181,7 +181,9 @@ def test_a_peer_gets_the_texts_in_the_order_in_which_local_training_takes_them()
     ordered = replace(unit, tokens=torch.from_numpy(run._in_order(work, 1)), streams=None)
     assert not torch.equal(ordered.tokens, unit.tokens)
     steps = [torch.tensor([row]) for row in range(5)]
-    after, _ = local_steps(work.model, work.parameters, ordered, steps, LOCAL_LEARNING_RATE)
+    after, _ = local_steps(
+        work.model, work.parameters, ordered, steps, LocalSteps(LOCAL_LEARNING_RATE)
+    )
     distance({name: value - after[name] for name, value in work.parameters.items()}, ours.values)
 
 

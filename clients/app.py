@@ -16,7 +16,6 @@ from fedsim.execution import Engine, Task
 from fedsim.grids.records import (
     ClientSpec,
     ParametersOnDevice,
-    ShardReply,
     ShardRequest,
 )
 from fedsim.grids.sharding import most_tokens_per_unit
@@ -36,8 +35,7 @@ def train(message: Message, context: Context) -> Message:
     parameters = _on_device(request.parameters, materials.model.device)
     with float32_products():
         total = engine(task, parameters, request.keys, clip, request.round)
-    reply = ShardReply(request.round, request.shard, total)
-    return Message(reply.to_content(), reply_to=message)
+    return Message(request.reply(total).to_content(), reply_to=message)
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Setting:
         sequence_length: tokens a sequence.
         rounds: how many.
         gpus: how many, a worker each.
+        collective: whether workers exchange sums and step their shares, by NCCL.
     """
 
     parameters: float
@@ -35,6 +36,7 @@ class Setting:
     sequence_length: int
     rounds: int
     gpus: int
+    collective: bool = False
 
     @property
     def operations(self) -> float:
@@ -111,6 +113,8 @@ SERVER_PARTS = tuple(
 SUMS = 4  # of `FOLD`
 FOLD = f"gpt2-medium, 350M: sums of {SUMS} workers"
 PRICE = 4.0  # dollars of a GPU hour: a guess
+EXCHANGE = 450e9  # bytes a second that a H200 sends by NVLink: its data sheet
+STORE = 1e9  # bytes a second that a worker copies into Ray's store: a guess
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,21 @@ class Projection:
 
 
 def project(setting: Setting, constants: Constants, price: float = PRICE) -> Projection:
-    """Return the projection with one sum a worker; parts of a round follow one another."""
+    """Return the projection with one sum a worker; parts of a round follow one another.
+
+    By collectives, each worker has the cores that the server was measured with.
+    """
     whole = setting.trainable == setting.parameters
     rate = constants.all_parameters if whole else constants.adapters
     gradients = setting.operations / (setting.gpus * rate)
     each = constants.message + constants.fold * setting.trainable
     transfer = constants.transfer * setting.trainable + setting.gpus * each
-    server = constants.coins + constants.server * setting.trainable
+    moved = setting.trainable
+    if setting.collective:
+        moved /= setting.gpus  # of each worker
+        sent = 2 * 4 * moved * (setting.gpus - 1)
+        transfer = setting.gpus * constants.message + sent / EXCHANGE + 3 * 4 * moved / STORE
+    server = constants.coins + constants.server * moved
     hours = setting.rounds * (gradients + transfer + server) / 3600.0
     return Projection(gradients, transfer, server, hours, hours * setting.gpus * price)
 
@@ -139,8 +151,9 @@ def project(setting: Setting, constants: Constants, price: float = PRICE) -> Pro
 _FULL = Setting(350e6, 350e6, 4096, 16, 128, 10_000, 8)
 SETTINGS: dict[str, Setting] = {
     "350 M, all parameters": _FULL,
+    "the same, by collectives": replace(_FULL, collective=True),
     "350 M, LoRA (1 % of them)": Setting(350e6, 3.5e6, 4096, 16, 128, 10_000, 8),
-    "the same, cohort of 512": Setting(350e6, 3.5e6, 512, 16, 128, 10_000, 8),
+    "LoRA, cohort of 512": Setting(350e6, 3.5e6, 512, 16, 128, 10_000, 8),
 }
 
 

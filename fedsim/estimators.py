@@ -15,7 +15,11 @@ from typing import Any, ClassVar
 import torch
 
 from fedsim.config.schema import EstimatorConfig
+from fedsim.noise.gaussian import release_
+from fedsim.noise.memory import NoiseMemory
+from fedsim.release import Release
 from fedsim.sampling import Relation, Sampling
+from fedsim.seeding import NoiseKey
 from fedsim.tensors import Tensors, add, block_of_zeros, fold_, zeros_like
 from fedsim.utils.section import Positive
 
@@ -75,6 +79,12 @@ class WeightedSum:
         for other in others:
             total = total._with(self.values, other)
         return total, norms
+
+    def release_(
+        self, factor: float, stddev: float, noise: NoiseKey, earlier: NoiseMemory | None = None
+    ) -> Release:
+        """Return factor * values with noise, in the memory of the values: `noise.gaussian`."""
+        return Release(*release_(self.values, factor, stddev, noise, earlier))
 
     def _with(self, values: Tensors, other: WeightedSum) -> WeightedSum:
         counted = [field.name for field in fields(self) if field.name != "values"]

@@ -27,11 +27,11 @@ from fedsim.execution import Executor, TaskSpec
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix
 from fedsim.noise.memory import NoiseMemory
 from fedsim.noise.tolerance import ROUNDING_TOLERANCE
+from fedsim.release import Release
 from fedsim.sampling import CyclicSampling, PoissonSampling, Relation, Sampling
 from fedsim.seeding import Coins, Draws, Hashes
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors, l2_norm
 
 __all__ = ["RoundPlan", "TaskSpec"]
 
@@ -292,14 +292,13 @@ class RoundPlan:
         """Return the standard deviation of the noise in a round's release, with earlier noise."""
         return self.noise_stddev * self.matrix.round_error(round)
 
-    def over_noise(self, release: Tensors, round: int) -> float | None:
+    def over_noise(self, release: Release, round: int) -> float | None:
         """Return the norm of a release over the root-mean-square norm of its noise.
 
         None without noise.
         """
-        entries = sum(value.numel() for value in release.values())
-        norm = self.released_stddev(round) * math.sqrt(entries)
-        return l2_norm(release) / norm if norm else None
+        norm = self.released_stddev(round) * math.sqrt(release.num_entries)
+        return release.norm / norm if norm else None
 
     @cached_property
     def cost(self) -> RoundCost:

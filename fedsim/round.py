@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsim.execution import Executor
-from fedsim.noise.gaussian import release_
 from fedsim.plan import RoundPlan
 from fedsim.state import RoundRecord, ServerState
 
@@ -18,25 +17,25 @@ def run_round(
     0. Look up: the clip of this round, in the state; everything below follows from it.
     1. Select: the plan's sampling draws the cohort from its pool.
     2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
-    3. Estimate: divide by the plan's denominator.
-    4. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too. With a
+    3. Account: charge the ledger, before there is a release.
+    4. Estimate: divide by the plan's denominator.
+    5. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too. With a
        matrix it takes back part of what earlier rounds added.
-    5. Account: charge the ledger, before the release is used for anything.
     6. Step: the clip policy says which clip is next; an adaptive one from a noisy count that the
        charge has covered. The server optimizer takes the release as its gradient.
 
-    Nothing here knows which strategy made the plan. Raises whatever the executor raises when a
+    Noise and step are computed where the sum is, here or on the workers. Nothing here knows which
+    strategy made the plan. Raises whatever the executor raises when a
     shard cannot be computed; nothing is released then. `keep`: see `ServerOptimizer.step`.
     """
     plan = plan.at(state)
     cohort = plan.cohort(state.round)
     total = executor.clipped_sum(state.parameters, cohort, plan.clip, state.round)
+    ledger = state.ledger.charge(state.round, plan.cost, plan.draws.release_id)
     factor = plan.estimator.factor(total)
     earlier = plan.earlier_noise(state.round, total)
-    release, estimate_norm = release_(  # takes the sum's memory
-        total.values, factor, plan.noise_stddev, plan.draws.noise(state.round), earlier
-    )
-    ledger = state.ledger.charge(state.round, plan.cost, plan.draws.release_id)
+    noise = plan.draws.noise(state.round)
+    release = total.release_(factor, plan.noise_stddev, noise, earlier)  # takes the sum's memory
     next_clip = plan.next_clip(state, total)
     record = RoundRecord(
         num_units=total.num_units,
@@ -44,7 +43,7 @@ def run_round(
         num_non_finite=total.num_non_finite,
         num_clipped=total.num_units - total.num_unclipped,
         train_loss=total.loss / total.num_units if total.num_units else None,
-        estimate_norm=estimate_norm,
+        estimate_norm=release.estimate_norm,
         release_over_noise=plan.over_noise(release, state.round),
         clip_norm=plan.moving_clip_norm,
         released_share=next_clip.released_share,

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, Protocol
@@ -140,6 +141,7 @@ class NoiseKey:
 
     Attributes:
         key: 32 bytes, secret: the noise can be computed from them.
+        first: of parameters of which a part is noised by itself, the number of its first chunk.
 
     Examples:
         >>> key = noise_key(seed=0, purpose="noise", round=3)
@@ -149,9 +151,11 @@ class NoiseKey:
     """
 
     key: bytes = field(repr=False)
+    first: Mapping[str, int] = field(default_factory=dict, hash=False, kw_only=True)
 
     def chunk(self, parameter: str, index: int) -> AesStream:
         """Return the stream of one chunk, from its beginning."""
+        index += self.first.get(parameter, 0)
         digest = hashlib.sha256(self.key + f"/{index}/{parameter}".encode()).digest()
         return AesStream(digest[:16])
 

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import torch
 
 from fedsim.config.schema import ServerConfig
+from fedsim.release import Release, Trained
 from fedsim.server.automatic_rate import AutomaticRate
 from fedsim.server.debiased_adam import DebiasedAdam
 from fedsim.server.over_rounds import Average, RateSchedule
 from fedsim.server.torch_optimizers import KINDS, keys_of, torch_optimizer, torch_options
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors, as_float32_, check_same_layout, l2_norm, threads_by_size
+from fedsim.tensors import Tensors, as_float32_, check_same_layout, threads_by_size
 
 
 @dataclass(frozen=True)
@@ -70,36 +71,27 @@ class ServerOptimizer:
         """Return a new optimizer of `values`, with empty state."""
         return torch_optimizer(self.name, values, self.learning_rate, self.keys, debias=self.debias)
 
+    @property
+    def stepping(self) -> ServerOptimizer:
+        """The optimizer whose `torch_optimizer` steps: it knows no plan, and can be sent."""
+        return self
+
     def advance(
-        self,
-        state: ServerState,
-        release: dict[str, torch.Tensor],
-        noise_stddev: float,
-        *,
-        keep: bool,
+        self, state: ServerState, release: Release, noise_stddev: float, *, keep: bool
     ) -> ServerState:
         """Return the state with the next parameters, optimizer state and average.
 
         Args:
             state: state before the step.
-            release: the gradient; the dict is empty afterwards.
+            release: the gradient; used up.
             noise_stddev: standard deviation of the noise in each entry of the gradient.
             keep: see `step`.
         """
-        parameters, optimizer_state = self.step(
-            state.parameters,
-            release,
-            state.optimizer_state,
-            round=state.round,
-            noise_stddev=noise_stddev,
-            keep=keep,
-        )
-        average = state.average
-        if self.average is not None:
-            average = self.average.after(state.round, average, parameters)
-        return replace(
-            state, parameters=parameters, optimizer_state=optimizer_state, average=average
-        )
+        step, remembered = self._step_of(state.round, release, state.optimizer_state, noise_stddev)
+        before = Trained(state.parameters, state.optimizer_state, state.average)
+        parameters, moments, average = release.stepped(step, before, keep=keep)
+        stored = {**remembered, **moments} if remembered else moments
+        return replace(state, parameters=parameters, optimizer_state=stored, average=average)
 
     def step(
         self,
@@ -131,53 +123,31 @@ class ServerOptimizer:
             (0.9, 1.0)
         """
         check_same_layout(parameters, gradient)
-        factor = self._factor(gradient)
-        share, rate_state = self.rate_share(round, gradient, state, noise_stddev)
-        before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
-        for path, value in state.items():
-            if path in rate_state:
-                continue
-            name, _, key = path.rpartition("/")
-            before[name][key] = value
-        if not keep and isinstance(state, dict):
-            state.clear()
-        moved: dict[str, torch.Tensor] = {}
-        after: dict[str, torch.Tensor] = dict(rate_state)
-        with threads_by_size(parameters):
-            for name, value in parameters.items():
-                moved[name] = entry = value.detach().clone()
-                slope = gradient.pop(name)
-                slope = slope if factor == 1.0 else slope * factor
-                entry.grad = slope.to(entry.dtype) if keep else as_float32_(slope)
-                del slope
-                optimizer = self.torch_optimizer([entry])
-                for group in optimizer.param_groups:
-                    group["lr"] *= share
-                if isinstance(optimizer, DebiasedAdam):
-                    optimizer.noise_variance = (factor * noise_stddev) ** 2
-                if before[name]:
-                    # As `load_state_dict`, but without its second copy.
-                    optimizer.state[entry] = {
-                        key: old.to(entry.device, copy=keep) for key, old in before[name].items()
-                    }
-                optimizer.step()
-                entry.grad = None
-                after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
-        return moved, after
+        step, remembered = self._step_of(round, Release(gradient), state, noise_stddev)
+        after = replace(step, average=None)(Trained(parameters, state, {}), gradient, keep)
+        return dict(after.parameters), {**remembered, **after.optimizer_state}
+
+    def _step_of(
+        self, round: int, release: Release, state: Tensors, noise_stddev: float
+    ) -> tuple[OptimizerStep, Tensors]:
+        """Return a round's step, and the state to store beside the optimizer's."""
+        longest = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
+        norm = 0.0 if math.isinf(longest) else release.norm
+        factor = 1.0 if norm <= longest else longest / norm
+        share, remembered = self.rate_share(round, release, state, noise_stddev)
+        step = OptimizerStep(
+            self.stepping, self.average, round, factor, share, factor * noise_stddev
+        )
+        return step, remembered
 
     def rate_share(
-        self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
+        self, round: int, release: Release, state: Tensors, noise_stddev: float
     ) -> tuple[float, Tensors]:
         """Return the factor on the learning rate of `round`, and entries for the next `state`.
 
-        The arguments are those of `step`.
+        The arguments are those of `advance`.
         """
         return 1.0 if self.schedule is None else self.schedule.share(round), {}
-
-    def _factor(self, gradient: Tensors) -> float:
-        norm = math.inf if self.max_gradient_norm is None else self.max_gradient_norm
-        length = 0.0 if math.isinf(norm) else l2_norm(gradient)
-        return 1.0 if length <= norm else norm / length
 
     def reported(self, state: ServerState, noise_stddev: float) -> dict[str, str]:
         """Return settings for the report that the config does not show, for the last state."""
@@ -193,6 +163,63 @@ class ServerOptimizer:
         state = optimizer.state[value].values()
         moments = [entry for entry in state if entry.shape == value.shape]
         return len(moments) + (self.average is not None)
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One round's step, of all parameters or of a share of them.
+
+    Attributes:
+        optimizer: whose `torch_optimizer` steps.
+        average: of the parameters; None: none.
+        round: the round, from 0.
+        factor: what the gradient is multiplied by.
+        rate_share: what the learning rate is multiplied by.
+        noise_stddev: of the noise in each entry of the gradient, after `factor`.
+    """
+
+    optimizer: ServerOptimizer
+    average: Average | None
+    round: int
+    factor: float
+    rate_share: float
+    noise_stddev: float
+
+    def __call__(self, trained: Trained, gradient: dict[str, torch.Tensor], keep: bool) -> Trained:
+        """Return what there is after the step; arguments are as of `ServerOptimizer.step`."""
+        parameters, state, average = trained
+        before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
+        for path, value in state.items():
+            name, _, key = path.rpartition("/")
+            if name in before:  # else it is `rate_share`'s
+                before[name][key] = value
+        if not keep and isinstance(state, dict):
+            state.clear()
+        moved: dict[str, torch.Tensor] = {}
+        after: dict[str, torch.Tensor] = {}
+        with threads_by_size(parameters):
+            for name, value in parameters.items():
+                moved[name] = entry = value.detach().clone()
+                given = gradient.pop(name)
+                given = given if self.factor == 1.0 else given * self.factor
+                entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
+                del given
+                optimizer = self.optimizer.torch_optimizer([entry])
+                for group in optimizer.param_groups:
+                    group["lr"] *= self.rate_share
+                if isinstance(optimizer, DebiasedAdam):
+                    optimizer.noise_variance = self.noise_stddev**2
+                if before[name]:
+                    # What `load_state_dict` does, without its second copy.
+                    optimizer.state[entry] = {
+                        key: old.to(entry.device, copy=keep) for key, old in before[name].items()
+                    }
+                optimizer.step()
+                entry.grad = None
+                after |= {f"{name}/{key}": new for key, new in optimizer.state[entry].items()}
+        if self.average is not None:
+            average = self.average.after(self.round, average, moved)
+        return Trained(moved, after, average)
 
 
 NON_PRIVATE_RATE = 0.002
@@ -214,14 +241,19 @@ class AutomaticOptimizer(ServerOptimizer):
     rounds: int = field(default=1, kw_only=True, compare=False)
     rate: AutomaticRate | None = field(default=None, kw_only=True, compare=False)
 
-    def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
-        """Return SGD or Adam."""
+    @property
+    def stepping(self) -> ServerOptimizer:
+        """SGD or Adam."""
         if self.rate is None:
-            return torch_optimizer("adam", values, NON_PRIVATE_RATE, {})
-        return torch_optimizer("sgd", values, 1.0, {})
+            return ServerOptimizer("adam", NON_PRIVATE_RATE)
+        return ServerOptimizer("sgd", 1.0)
+
+    def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
+        """Return that of `stepping`."""
+        return self.stepping.torch_optimizer(values)
 
     def rate_share(
-        self, round: int, gradient: Tensors, state: Tensors, noise_stddev: float
+        self, round: int, release: Release, state: Tensors, noise_stddev: float
     ) -> tuple[float, Tensors]:
         """Return the learning rate of a round, and the signals measured so far.
 
@@ -232,9 +264,9 @@ class AutomaticOptimizer(ServerOptimizer):
         if self.rate is None:
             return share, {}
         rate, signals = self.rate, state.get(_SIGNALS, torch.zeros(0, dtype=torch.float64))
-        entries = sum(value.numel() for value in gradient.values())
+        entries = release.num_entries
         if round < self._num_measured:
-            signal = rate.signal(l2_norm(gradient) ** 2, noise_stddev, entries)
+            signal = rate.signal(release.norm**2, noise_stddev, entries)
             signals = torch.cat([signals, torch.tensor([signal], dtype=torch.float64)])
         used = signals if round >= self._num_measured else signals[:0]
         return self._full_rate(noise_stddev, used, entries) * share, {_SIGNALS: signals}

@@ -236,7 +236,9 @@ def _norms_of_parts(value: torch.Tensor) -> list[float]:
 
 
 def all_finite(tensors: Tensors) -> bool:
-    """Return whether no entry is NaN or infinite."""
+    """Return whether no entry is NaN or infinite; tensors on workers know that of themselves."""
+    if (known := getattr(tensors, "finite", None)) is not None:
+        return bool(known)
     filled = [value for value in tensors.values() if value.numel()]
     ends = (end for value in filled for end in torch.aminmax(value))  # a NaN becomes both ends
     if filled and not any(value.is_cpu for value in filled):  # synchronise a GPU only once

@@ -24,7 +24,7 @@ from fedsim.config import Config
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.evaluation.scoring import batches_by_length, score_padded
-from fedsim.grids.executor import build_executor
+from fedsim.grids.build import build_executor
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, default_device, load_materials
 from fedsim.plan import RoundPlan

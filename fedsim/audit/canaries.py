@@ -19,6 +19,7 @@ from fedsim.clipping import Clip, NormalisedClip, PerLayerClip, layer_of
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Executor, Keys, Update
 from fedsim.plan import RoundPlan
+from fedsim.release import Release
 from fedsim.seeding import stream
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
@@ -135,15 +136,10 @@ class WatchedOptimizer(ServerOptimizer):
     watch: Callable[[Tensors], None] = field(kw_only=True)
 
     def advance(
-        self,
-        state: ServerState,
-        release: dict[str, torch.Tensor],
-        noise_stddev: float,
-        *,
-        keep: bool,
+        self, state: ServerState, release: Release, noise_stddev: float, *, keep: bool
     ) -> ServerState:
         """Pass the release to `watch`, then step."""
-        self.watch(release)
+        self.watch(release.values)
         return self.inner.advance(state, release, noise_stddev, keep=keep)
 
 

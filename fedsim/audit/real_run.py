@@ -12,7 +12,7 @@ from fedsim.audit.canaries import CanaryExecutor, draw_canaries, flip_coins, wit
 from fedsim.audit.one_run import OneRunBound, bound_from_canaries
 from fedsim.config import Config
 from fedsim.errors import ConfigError
-from fedsim.grids.executor import build_executor
+from fedsim.grids.build import build_executor
 from fedsim.materials import Materials, default_device, materials_of, new_data_seed
 from fedsim.plan import RoundPlan
 from fedsim.runner.launch import open_grid

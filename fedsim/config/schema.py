@@ -445,6 +445,10 @@ class ExecutorConfig(Section):
     """Recompute the network's blocks in the backward pass, which saves memory."""
     shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Units per message to a worker; 0: one message per worker, with about equal work."""
+    reduce: Literal["central", "collective"] = "central"
+    """Where sums are added, noised and stepped: in this process, or, with grid "ray", each worker
+    its share of the parameters, which travel from worker to worker:
+    `docs/cluster.md#several-gpus-and-hosts-by-collectives`."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
@@ -453,6 +457,8 @@ class ExecutorConfig(Section):
                 f"workers = {self.workers}, address = {self.address!r}: several workers or "
                 'an address need grid = "ray"'
             )
+        if self.grid == "in-process" and self.reduce == "collective":
+            raise ValueError('reduce = "collective": workers exchange sums; needs grid = "ray"')
         if self.checkpointing and self.engine == "vmap":
             raise ValueError(
                 'checkpointing = true with engine = "vmap": torch.func cannot recompute '

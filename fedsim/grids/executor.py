@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,57 +12,16 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsim.clipping import Clip
-from fedsim.config import Config
 from fedsim.estimators import WeightedSum
-from fedsim.execution import Executor, Keys, shards
-from fedsim.grids.in_process import InProcessGrid
+from fedsim.execution import Keys, shards
 from fedsim.grids.records import ClientSpec, ShardReply, ShardRequest, to_record
-from fedsim.grids.sharding import even_shards, unit_tokens
-from fedsim.materials import Materials, worker_device
-from fedsim.plan import RoundPlan
+from fedsim.grids.sharding import even_shards
 from fedsim.tensors import Tensors
 
 _MESSAGE_TYPE = "train"
 _AT_ONCE = 8  # sums that are added in one pass over memory, and are there at once
 _PATIENCE = 120.0  # seconds in which a SuperNode, started with the run, has long connected
 _INTERVAL = 0.2
-
-
-def build_executor(
-    config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
-) -> Executor:
-    """Return the executor of a plan's rounds over a grid.
-
-    Args:
-        config: of the run; its `executor` section has shard size, engine and workers.
-        materials: of the config.
-        plan: of the rounds; the executor includes the plan's test of each round.
-        grid: any `flwr.serverapp.Grid`.
-        device: of the server, in torch's spelling.
-    """
-    executor = GridExecutor(
-        grid,
-        ClientSpec(
-            seed=config.seed,
-            data_seed=materials.seed,
-            text_digest=materials.text_digest,
-            start_digest=materials.start_digest,
-            # In one process both have the same network.
-            frozen_digest=None if type(grid) is InProcessGrid else materials.frozen_digest,
-            data=config.data,
-            model=config.model,
-            task=plan.task,
-            engine=config.executor.engine,
-            device=worker_device(config.executor, device),
-            precision=config.executor.precision,
-            checkpointing=config.executor.checkpointing,
-            gpu_share=min(1.0, config.executor.gpus_per_worker or 1.0),
-            folder=str(Path.cwd()),
-        ),
-        config.executor.shard_size,
-        unit_tokens(plan, materials),
-    )
-    return plan.around(executor)
 
 
 class GridExecutor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from fedsim.errors import ConfigError
+from fedsim.grids.collective import Call, WorkerLostError
 from fedsim.grids.identity import OneRunGrid
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require, require_here
 from fedsim.grids.ray_worker import Envelope, Worker
@@ -92,6 +93,74 @@ class RayGrid(OneRunGrid):
     ) -> Iterator[Message]:
         """Yield a reply a message, in their order; an error reply holds the worker's traceback."""
         return _Dispatch(self._ray, self._workers, iter(messages)).replies()
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    def together(
+        self, calls: Sequence[Call], results: int = 1, patience: float | None = None
+    ) -> list[Any]:
+        """Return what calls of workers return, in their order; see `collective.Crew`."""
+        errors, outcomes = self._ray.exceptions, []
+        for number, method, *arguments in calls:
+            remote = getattr(self._workers[number], method).options(num_returns=results)
+            outcomes.append(remote.remote(*arguments))
+        heads = [each if results == 1 else each[0] for each in outcomes]
+        waiting, failed, lost = heads, "", ""
+        while waiting:
+            timeout = patience if failed or lost else None
+            ready, waiting = self._ray.wait(waiting, num_returns=1, timeout=timeout)
+            for reference in ready or waiting:
+                try:
+                    if not ready:  # it waits for one that died
+                        self._ray.kill(
+                            self._workers[calls[heads.index(reference)][0]], no_restart=False
+                        )
+                    self._ray.get(reference)
+                except errors.RayTaskError as error:
+                    failed = _COLOURS.sub("", str(error))
+                except errors.RayError as error:
+                    lost = str(error)
+            waiting = waiting if ready else []
+        if lost:
+            raise WorkerLostError(lost)
+        if failed:
+            raise RuntimeError(f"a worker failed: {failed}")
+        told = self._ray.get(heads)
+        return (
+            told
+            if results == 1
+            else [(head, *each[1:]) for head, each in zip(told, outcomes, strict=True)]
+        )
+
+    def put(self, value: object) -> object:
+        """Store a value for the workers, and return its reference."""
+        return self._ray.put(value)
+
+    def fetch(self, references: Sequence[Any]) -> list[Any]:
+        """Return what is stored."""
+        return list(self._ray.get([*references]))
+
+    def wait_until_whole(self) -> None:
+        """Return when all workers answer.
+
+        Raises:
+            RuntimeError: they do not for a minute.
+        """
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                pings = [worker.ready.remote() for worker in self._workers]
+                self._ray.get(pings, timeout=max(_REST, end - time.monotonic()))
+                return
+            except self._ray.exceptions.RayError:
+                if time.monotonic() > end:
+                    raise RuntimeError(
+                        f"workers died, and not all came back within {_PATIENCE:g} s"
+                    ) from None
+                time.sleep(_REST)
 
     def _start_workers(self, app_name: str, share: Share) -> None:
         actor = self._ray.remote(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.grids.identity import answer, assume_identity
+from fedsim.grids.ray_cluster import import_ray
 from fedsim.registry import resolve
 from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory
 
@@ -51,6 +53,14 @@ class Worker:
     def ready(self) -> int:
         """Return the process id, which says that the process is there."""
         return os.getpid()
+
+    def member(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401  (any of them)
+        """Call a method of this process as a worker of a group: `member.py`."""
+        from fedsim.grids.member import this_member  # noqa: PLC0415  (torch)
+
+        member, ray = this_member(), import_ray()
+        member.fetch, member.host = ray.get, ray.util.get_node_ip_address()
+        return getattr(member, method)(*arguments)
 
     def answer(self, envelope: Envelope, *large: ArrayRecord) -> RecordDict:
         """Return the content of the reply; what the ClientApp raises goes to the server."""

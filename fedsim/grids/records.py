@@ -23,6 +23,7 @@ from fedsim.config import ModelConfig, Precision
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys, TaskSpec
+from fedsim.grids.member import this_member
 from fedsim.tensors import Tensors
 
 _COUNTS: dict[str, Callable[[Any], float]] = {  # of a `WeightedSum`
@@ -64,6 +65,8 @@ class ClientSpec(BaseModel):
 class ShardRequest:
     """Compute Σ w·clip(update) over `keys` at `parameters`, a record that shards share.
 
+    If it is empty, the worker has the parameters, and keeps the sum: `member.py`.
+
     `spec` and `clip` are JSON, of a `ClientSpec` and of a clip.
     """
 
@@ -82,6 +85,11 @@ class ShardRequest:
             {"spec": self.spec, "clip": self.clip, "round": self.round, "shard": self.shard}
         )
         return RecordDict({"request": head, "units": keys, "parameters": self.parameters})
+
+    def reply(self, total: WeightedSum) -> ShardReply:
+        """Return the reply; the sum stays in this worker if the parameters were here already."""
+        total = total if len(self.parameters) else this_member().keep(total)
+        return ShardReply(self.round, self.shard, total)
 
     @classmethod
     def from_content(cls, content: RecordDict) -> ShardRequest:
@@ -232,6 +240,8 @@ class ParametersOnDevice:
 
     def __call__(self, record: ArrayRecord, device: torch.device) -> Tensors:
         """Return the record's tensors on `device`, to be read and not written into."""
+        if not len(record):
+            return this_member().parameters
         known = None if self._record is None else self._record()
         if record is not known or device != self._device:
             self._tensors = {}  # before the next ones are there

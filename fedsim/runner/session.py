@@ -27,7 +27,7 @@ from fedsim.errors import (
 )
 from fedsim.evaluation.metrics import Evaluation, evaluate
 from fedsim.evaluation.private_scores import private_scores
-from fedsim.grids.executor import build_executor
+from fedsim.grids.build import build_executor, check_reduce
 from fedsim.grids.memory_needed import check_memory, remedies
 from fedsim.language_model import LanguageModel, unused_parameters
 from fedsim.materials import (
@@ -101,6 +101,7 @@ def execute(config: Config, out: Path, grid: Grid, *, resume: bool = False) -> P
     plan = build_plan(config, materials)
     folder.check_more_rounds(config, plan)
     device = _device(config)
+    check_reduce(config, plan, grid)
     check_memory(config, materials, plan, grid, device)
     _warn(config, materials, plan)
     search = config.privacy.search

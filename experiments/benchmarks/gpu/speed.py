@@ -37,7 +37,7 @@ from fedsim.experiments.benchmarks.engines.whole_round import WholeRound
 from fedsim.experiments.benchmarks.gpu.checks import small_data
 from fedsim.experiments.benchmarks.server.large_round import save_random
 from fedsim.experiments.benchmarks.timing import Row, repeated, row_of
-from fedsim.grids.executor import build_executor
+from fedsim.grids.build import build_executor
 from fedsim.materials import materials_of
 from fedsim.runner.launch import open_grid
 from fedsim.strategy import build_plan

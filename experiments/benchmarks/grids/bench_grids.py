@@ -23,6 +23,7 @@ from fedsim.experiments.benchmarks.grids.null_client import (
     parameters_of,
 )
 from fedsim.experiments.benchmarks.grids.population import population_round
+from fedsim.experiments.benchmarks.grids.whole_round import whole_rounds
 from fedsim.experiments.benchmarks.timing import REPETITIONS, Row, in_own_process, repeated, row_of
 from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
@@ -41,7 +42,8 @@ def run() -> list[Row]:
     rows: list[Row] = []
     for name, parameters in _SIZES.items():
         rows += _case(name, parameters)
-    return [*rows, what_travels(_TWO), population_round(_TWO), *throughput()]
+    rows += [what_travels(_TWO), population_round(_TWO), *throughput()]
+    return [*rows, *whole_rounds()]
 
 
 def _case(name: str, parameters: int) -> list[Row]:

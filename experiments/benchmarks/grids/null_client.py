@@ -10,7 +10,7 @@ from fedsim.clipping import FlatClip
 from fedsim.config import ModelConfig
 from fedsim.data.config import DataConfig
 from fedsim.estimators import WeightedSum
-from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardReply, ShardRequest
+from fedsim.grids.records import ClientSpec, ParametersOnDevice, ShardRequest
 from fedsim.plan import TaskSpec
 from fedsim.tensors import zeros_like
 
@@ -56,7 +56,7 @@ def train(message: Message, context: Context) -> Message:
     parameters = _on_device(request.parameters, torch.device("cpu"))
     values = zeros_like(parameters, torch.float64)
     total = WeightedSum(values, weight=float(len(request.keys)), num_units=len(request.keys))
-    return Message(ShardReply(request.round, request.shard, total).to_content(), reply_to=message)
+    return Message(request.reply(total).to_content(), reply_to=message)
 
 
 def _stock(message: Message) -> Message:

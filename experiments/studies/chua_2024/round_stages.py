@@ -22,7 +22,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.evaluation.losses import example_losses
 from fedsim.execution import Engine, Executor, Keys, Task, Unit
 from fedsim.experiments.benchmarks.timing import interleaved
-from fedsim.grids.executor import build_executor
+from fedsim.grids.build import build_executor
 from fedsim.grids.sharding import most_tokens_per_unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials

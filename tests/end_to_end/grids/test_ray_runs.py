@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import fedsim
 from fedsim.config import Config
+from fedsim.grids.ray_grid import RayGrid
 from tests.end_to_end.grids.ray_runs import LEAVINGS, assert_same_run, plugin, write_config
 from tests.helpers.commands import fedsim as command_line
 from tests.helpers.light import EVERY_SERVER_OPTION, light_config
@@ -93,6 +98,39 @@ def test_a_task_that_raises_and_resume(
     resumed = command_line("run", path, "--out", run, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_run(run, fedsim.run(config, tmp_path / "whole").path)
+
+
+def test_a_run_by_collectives(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is killed before it steps in the third round; model and charges are as without."""
+    config = light_config(
+        speeches, strategy={"rounds": 4, "cohort_size": 6}, server=EVERY_SERVER_OPTION
+    )
+    expected = fedsim.run(config, tmp_path / "central")
+    together, steps = RayGrid.together, []
+
+    def killing(grid: RayGrid, calls: list[Any], *options: Any, **others: Any) -> list[Any]:  # noqa: ANN401
+        if calls[0][1:3] == ("member", "step"):
+            steps.append(grid)
+            if len(steps) == 3:
+                pid = grid._ray.get(grid._workers[1].ready.remote())
+                os.kill(pid, signal.SIGKILL)
+        return together(grid, calls, *options, **others)
+
+    monkeypatch.setattr(RayGrid, "together", killing)
+    path = write_config(
+        tmp_path / "config.toml", config, **{**RAY, "workers": 2, "reduce": "collective"}
+    )
+    run = fedsim.run(path, tmp_path / "collective")
+    assert len(steps) == 4 + 1
+    ours, theirs = (
+        load_file(each.path / "model" / "model.safetensors") for each in (run, expected)
+    )
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-5)
+    assert charged(run.path) == 4
+    assert len(list((run.path / "checkpoints").iterdir())) > 0
 
 
 def charged(run: Path) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from fedsim.clients.app import app, prepared
 from fedsim.config import ModelConfig
-from fedsim.grids.executor import GridExecutor, build_executor
+from fedsim.grids.build import build_executor
+from fedsim.grids.executor import GridExecutor
 from fedsim.grids.in_process import InProcessGrid
 from fedsim.materials import load_materials, load_model
 from fedsim.strategy import build_plan

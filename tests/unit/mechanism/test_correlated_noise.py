@@ -18,6 +18,7 @@ from fedsim.noise.gaussian import CHUNK, Normals, chunks_of, release_
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
 from fedsim.noise.memory import NoiseMemory
 from fedsim.plan import RoundPlan
+from fedsim.release import Release
 from fedsim.sampling import CyclicSampling, PoissonSampling
 from fedsim.seeding import NoiseKey, noise_key
 from fedsim.tensors import one_thread_an_operation
@@ -128,7 +129,7 @@ def test_noise_is_the_inverse_matrix_times_independent_noise(matrix: NoiseMatrix
 def test_a_release_of_noise_alone_is_as_long_as_its_noise(matrix: NoiseMatrix) -> None:
     plan = correlated_plan(matrix) if matrix.feedback else make_plan()
     released = torch.from_numpy(noises(matrix, 9, 40_000, stddev=plan.noise_stddev))
-    ratios = [plan.over_noise({"w": each}, round) for round, each in enumerate(released)]
+    ratios = [plan.over_noise(Release({"w": each}), round) for round, each in enumerate(released)]
     assert ratios == pytest.approx([1.0] * 9, rel=0.02)  # ± 0.4 %
 
 

@@ -12,12 +12,12 @@ import torch
 
 from fedsim.clip_policy import ClipSchedule
 from fedsim.noise.matrix import INDEPENDENT, NoiseMatrix, banded_matrix, buffered_matrix
+from fedsim.release import Release
 from fedsim.runner.training import train
 from fedsim.sampling import CyclicSampling
 from fedsim.server.over_rounds import Average, RateSchedule
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.tensors import Tensors
 from tests.privacy.test_released_noise import LAYOUT, ZeroUpdates
 from tests.unit.mechanism.test_plan import make_plan
 from tests.unit.mechanism.test_round import Pull, same_bits, start
@@ -74,7 +74,7 @@ def test_an_average_is_the_weighted_mean_by_hand(average: Average) -> None:
     for round in range(8):
         release = {name: value.double() - round for name, value in state.parameters.items()}
         before = {name: value.clone() for name, value in state.average.items()}
-        after = optimizer.advance(state, release, 0.0, keep=False)
+        after = optimizer.advance(state, Release(release), 0.0, keep=False)
         assert same_bits(state.average, before)
         state = dataclasses.replace(after, round=round + 1)
         seen.append(state.parameters)
@@ -100,10 +100,12 @@ class Told(ServerOptimizer):
 
     seen: list[tuple[int, float, float]] = field(default_factory=list)
 
-    def step(self, parameters: Tensors, gradient: Any, state: Tensors, **told: Any) -> Any:  # noqa: ANN401
-        flat = torch.cat([value.flatten() for value in gradient.values()])
-        self.seen.append((told["round"], told["noise_stddev"], float(flat.std())))
-        return super().step(parameters, gradient, state, **told)
+    def advance(
+        self, state: ServerState, release: Release, noise_stddev: float, *, keep: bool
+    ) -> ServerState:
+        flat = torch.cat([value.flatten() for value in release.values.values()])
+        self.seen.append((state.round, noise_stddev, float(flat.std())))
+        return super().advance(state, release, noise_stddev, keep=keep)
 
 
 @pytest.mark.parametrize(

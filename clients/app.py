@@ -28,7 +28,7 @@ _on_device = ParametersOnDevice()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one shard."""
+    """Compute the clipped, weighted sum of one shard."""
     request = ShardRequest.from_content(message.content)
     task, engine, materials = prepared(request.spec)
     clip = clip_from_json(request.clip)
@@ -40,7 +40,7 @@ def train(message: Message, context: Context) -> Message:
 
 @lru_cache(maxsize=4)
 def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
-    """Build what a run's messages have in common; a long-lived worker does it once a run."""
+    """Build the task, engine and materials of a run; a long-lived worker does so once per run."""
     # Not at the top: Flower's simulation imports this module in one thread while the ServerApp
     # loads its model in another, and transformers cannot be imported in two at once.
     from fedsim.clients.engine_choice import choose_engine  # noqa: PLC0415
@@ -55,12 +55,12 @@ def prepared(spec_json: str) -> tuple[Task, Engine, Materials]:
     if spec.text_digest not in (None, materials.text_digest):
         raise RuntimeError(
             f"data.source = {spec.data.source!r}: this worker reads another text there than the "
-            "server; give all the same, and start the run again"
+            "server; give both the same text, and start the run again"
         )
     if spec.frozen_digest not in (None, materials.frozen_digest):
         raise RuntimeError(
             f"model.name_or_path = {spec.model.name_or_path!r}: this worker reads other weights "
-            "there than the server; give all the same, and start the run again"
+            "there than the server; give both the same weights, and start the run again"
         )
     model = in_precision(checkpointed(materials.model, spec.checkpointing), spec.precision)
     materials = replace(materials, model=model)

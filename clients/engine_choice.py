@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # Experts, num_local_experts, GraniteMoeRouter, is_moe, DogeCDMoE.
 _EXPERTS = re.compile(r"[Ee]xpert|[Rr]outer|Mo[eE]|(^|_)moe(_|$)")
-# From so many tokens on, one unit's pass is as efficient as one over many units.
+# From this number of tokens, a pass of one unit is as efficient as a pass of many units.
 _LARGE_PASS = 1024
 
 
@@ -42,15 +42,15 @@ def choose_engine(
     The log says which engine it is, and why. A plug-in's own local training is computed by `loop`.
 
     Args:
-        name: "auto", "loop", "vmap", "materialised" or "ghost"; the config has checked it.
-        task: what units compute.
-        model: the model that they compute it with.
-        tokens_per_unit: the most tokens of a unit, a public number: the choice of the engine must
-            not depend on private text. None stands for units of a large pass.
-        gpu_share: the part of a GPU's memory that one worker may take.
+        name: "auto", "loop", "vmap", "materialised" or "ghost"; already validated.
+        task: task of the units.
+        model: model of the run.
+        tokens_per_unit: maximum number of tokens of a unit, a public number: the choice must not
+            depend on private text. None: each unit is large enough for its own pass.
+        gpu_share: share of a GPU's memory that one worker may use.
 
     Raises:
-        ConfigError: "vmap" was asked for, and torch cannot vectorise the network.
+        ConfigError: `name` is "vmap", and torch cannot vectorise the network.
     """
     num_bytes = chunks.memory_budget(model.device, gpu_share)
     if name == "auto" and task.averages_gradients:
@@ -72,7 +72,7 @@ def choose_engine(
 
 
 def _chosen(model: LanguageModel, tokens_per_unit: float, budget: int) -> str:
-    """Return the engine of "auto" for mean gradients, and log why."""
+    """Return the engine that "auto" chooses for mean gradients, and log the reason."""
     parameters = model.initial_parameters()
     num_bytes = sum(value.nbytes for value in parameters.values())
     name, reason = choice(tokens_per_unit, num_bytes, budget), ""
@@ -98,7 +98,7 @@ def _chosen(model: LanguageModel, tokens_per_unit: float, budget: int) -> str:
 
 
 def _for_local_training(model: LanguageModel, num_bytes: int) -> Engine:
-    """Return the engine of "auto" for `LocalSGD`, and log why."""
+    """Return the engine that "auto" chooses for `LocalSGD`, and log the reason."""
     try:
         if _chooses_experts(model):
             raise NotCovered("experts: rounding in a shared pass can tip a token's choice")
@@ -114,7 +114,7 @@ def _for_local_training(model: LanguageModel, num_bytes: int) -> Engine:
 
 
 def _vmap_refused(model: LanguageModel) -> str | None:
-    """Return why torch cannot vectorise the model; tried on made-up tokens, never on a text."""
+    """Return why torch cannot vectorise the model, or None; tried on made-up tokens only."""
     if (attention := getattr(model, "attention", "eager")) != "eager":
         return f"attention {attention}"
     start = {key: value.to(model.device) for key, value in model.initial_parameters().items()}
@@ -124,8 +124,8 @@ def _vmap_refused(model: LanguageModel) -> str | None:
 def choice(tokens_per_unit: float, bytes_per_unit: int, budget: int) -> str:
     """Return the engine for a model with layer rules.
 
-    `materialised` where a unit is a large pass by itself, or the gradients of a large pass's units
-    fit half of `budget`; else `ghost`.
+    `materialised` if one unit fills a large pass, or if the gradients of all units of such a pass
+    fit in half of `budget`; else `ghost`.
 
     Examples:
         >>> choice(tokens_per_unit=100, bytes_per_unit=4_000_000, budget=2_000_000_000)
@@ -149,10 +149,10 @@ def _uncovered(model: LanguageModel) -> str | None:
 
 
 def _chooses_experts(model: LanguageModel) -> bool:
-    """Return whether tokens choose experts: a step, which the last bits of a pass can decide.
+    """Return whether the model routes tokens to experts (mixture of experts).
 
-    The bits depend on who shares the pass, so that a user could move others' gradients. Known by
-    the names of its parts or of its settings, as mixtures of experts have none in common.
+    Rounding in a shared pass can change the choice of an expert, so one user's text could change
+    other users' gradients. Found by names of modules and settings: these models share no class.
     """
     module = module_of(model)
     config = getattr(module, "config", None)

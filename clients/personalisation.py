@@ -1,7 +1,7 @@
-"""Personalisation: some local epochs on half of a user's examples, scored on the other half.
+"""Personalisation: train on half of a user's examples for some epochs, score on the other half.
 
-Charles et al. 2024, App. J.2. A user takes local steps as in DP-FedAvg; nothing is clipped, summed
-or noised, and nothing of it is released.
+Charles et al. 2024, App. J.2. A user takes local steps as in DP-FedAvg, without clipping, sums or
+noise. The personalised models are not released.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedsim.utils.terminal import every_half_minute
 
 @dataclass(frozen=True, eq=False)
 class Personalised:
-    """One entry a user, on the half of its examples that it did not train on.
+    """Scores with one entry per user, on the half of the examples that the user did not train on.
 
     Attributes:
         users: the store's indices; those with fewer than two examples are left out.
-        without: nats per predicted token under the given parameters.
-        after: the same under the user's own.
-        tokens: predicted tokens.
-        num_left_out: users with fewer than two examples.
+        without: nats per predicted token with the given parameters.
+        after: nats per predicted token with the user's own parameters.
+        tokens: number of predicted tokens.
+        num_left_out: number of users with fewer than two examples.
     """
 
     users: Indices
@@ -51,7 +51,7 @@ def personalise(
     training: Personalisation,
     seed: int,
 ) -> Personalised:
-    """Train and score every user by itself; halves and batches depend on (seed, user) alone."""
+    """Train and score each user separately; halves and batches depend on (seed, user) alone."""
     eligible = [int(user) for user in users if len(store.user_examples(int(user))) > 1]
     on_device = {name: value.to(model.device) for name, value in parameters.items()}
     pairs = [_halves(store, user, seed) for user in eligible]
@@ -73,7 +73,7 @@ def personalise(
 
 
 def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:
-    """Return the examples to train on and, as many or one more, those to score."""
+    """Return the examples to train on and the examples to score (as many, or one more)."""
     examples = store.user_examples(user)
     order = stream(seed, "personalisation", 0, int(store.user_keys[user])).permutation(
         len(examples)

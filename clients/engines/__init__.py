@@ -1,6 +1,6 @@
 """Gradient engines: units and a clip in, one weighted sum out.
 
-loop.py         the reference: one unit after the other, as the algorithms are printed
+loop.py         the reference: one unit after the other, as in the papers' algorithms
 vmap.py         many units by `torch.func`
 stacked/        local training of many users, each at parameters of its own, by layer rules
 per_example/    `materialised` and `ghost`: many units in one pass, by layer rules

@@ -19,25 +19,25 @@ from fedsim.estimators import WeightedSum
 from fedsim.execution import Accumulator, Unit
 from fedsim.tensors import Tensors, block_of_zeros
 
-# Squares are summed in float32 within blocks of so many entries, and over blocks in float64. The
-# error bound grows with the block: this one costs a margin of 3e-5 of the clip norm; shorter blocks
-# would cost less of it and more time.
+# Entries of a block: squares are summed in float32 within a block, and in float64 over blocks. The
+# error bound grows with the block: this size costs 3e-5 of the clip norm. Shorter blocks would cost
+# less of the clip norm, but more time.
 _BLOCK = 1024
 _NORM_ERROR = (_BLOCK / 2 + 8) * 2.0**-24
-# Units whose sum is kept in float32 until it is added in float64; a chunk may have more.
+# Maximum number of units summed in float32 before the float64 sum; one chunk may have more.
 _NARROW_UNITS = 128
-# Rows of one product on a CPU: with more, it is slower.
+# Maximum number of rows of one product on a CPU; a larger product is slower.
 GROUP = 16
-# Float32 squares under 1.2e-38 vanish; over 2^30 entries that is less than this square.
+# Float32 squares below 1.2e-38 become 0; over 2^30 entries they sum to less than this square.
 _UNDERFLOW = 1e-28
 
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Multiply and convolve float32 in float32, whatever torch was told to use in its place.
+    """Multiply and convolve float32 numbers in float32, whatever torch's settings are.
 
-    The bounds here are not those of TF32 or bfloat16, which `set_float32_matmul_precision` allows;
-    convolutions use TF32 unless they are told not to.
+    The bounds here do not hold for TF32 or bfloat16. `set_float32_matmul_precision` allows these in
+    products, and convolutions use TF32 by default.
     """
     mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
     cudnn: Any = torch.backends.cudnn
@@ -68,7 +68,7 @@ def add_rows(total: torch.Tensor, factors: torch.Tensor, rows: torch.Tensor) -> 
     """Add Σ factor × row to `total`, in its type.
 
     Args:
-        total: of any shape that has as many entries as a row.
+        total: tensor of any shape with as many entries as a row.
         factors: (rows,).
         rows: (rows, entries), or (rows, *shape).
     """
@@ -91,16 +91,16 @@ def norm_error(layout: Tensors) -> float:
 def clip_factors(
     clip: Clip, layout: Tensors, squares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return clip factors, (units, parameters), and which units are added.
+    """Return clip factors, (units, parameters), and the mask of the units to add.
 
     Args:
         clip: the bound.
-        layout: the parameters, in whose type the squares were taken and the factors will multiply.
+        layout: the parameters; squares and factors use their type.
         squares: squared norms, (units, parameters) float64.
 
     Returns:
-        (units, parameters) float64, and (units,) bool: false where a square is not finite in
-        float32, or a factor is too small for it; that unit counts as zero.
+        (units, parameters) float64, and (units,) bool: false if a square is not finite in
+        float32 or a factor underflows in it. Such a unit counts as zero.
     """
     error = norm_error(layout)
     squares_at_most = squares + _UNDERFLOW if error else squares
@@ -110,7 +110,7 @@ def clip_factors(
 
 
 class PartialSum(Accumulator):
-    """The running sum Σ w·clip(update) of a call: of a few chunks in float32, else in float64."""
+    """The running sum Σ w·clip(update) of one call: float32 over a few chunks, then float64."""
 
     def __init__(self, parameters: Tensors, clip: Clip) -> None:
         super().__init__(parameters, clip, norm_error=norm_error(parameters))
@@ -119,7 +119,7 @@ class PartialSum(Accumulator):
         self._num_narrow = 0
 
     def narrow(self, num_units: int) -> Tensors:
-        """Return where so many units are to be added, in the type of the parameters."""
+        """Return the tensors to add `num_units` units into, in the type of the parameters."""
         if self._num_narrow + num_units > _NARROW_UNITS:
             self._fold()
         if not self._narrow:
@@ -150,10 +150,10 @@ class PartialSum(Accumulator):
         """Count units whose updates were added, or that add zero.
 
         Args:
-            units: their weights count.
-            losses: (units,); what is not finite counts as zero.
-            num_unclipped: of the units, that the clip left as they were.
-            num_non_finite: of the units, that count as zero.
+            units: units that contribute their weights.
+            losses: (units,); losses that are not finite count as zero.
+            num_unclipped: number of units that the clip did not change.
+            num_non_finite: number of units that count as zero.
             num_gradients: that they took; by default one of each example.
         """
         self._weight += math.fsum(unit.weight for unit in units)
@@ -167,6 +167,6 @@ class PartialSum(Accumulator):
 
 
 def shares(factors: torch.Tensor, units: Sequence[Unit], plain: torch.Tensor) -> torch.Tensor:
-    """Return w·factor for the plain units and 0 for the others, (units, layers)."""
+    """Return w·factor for units in the mask `plain` and 0 for the others, (units, layers)."""
     weights = torch.tensor([unit.weight for unit in units], dtype=torch.float64)
     return (factors * sent(weights, factors.device)[:, None]).where(plain[:, None], 0.0)

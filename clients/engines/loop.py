@@ -1,4 +1,4 @@
-"""The reference engine: one unit after the other, exactly as the algorithms are printed."""
+"""The reference engine: one unit after the other, exactly as in the papers' algorithms."""
 
 from __future__ import annotations
 

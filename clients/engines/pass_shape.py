@@ -1,8 +1,8 @@
 """Shapes of passes: the length that rows are padded to, and the number of rows of a pass.
 
-A kernel may round a row by the shape of the pass that it is in. A pass therefore has one of a few
-shapes, whoever is in it: a row's length depends on that row alone, and passes are filled with empty
-rows.
+A kernel's rounding of a row may depend on the shape of the pass. Passes therefore have one of a few
+shapes that do not depend on the other users' rows: the padded length of a row depends on that row
+alone, and empty rows fill a pass.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from fedsim.clients.models.mixed_precision import in_float32
 from fedsim.clients.models.transformers_model import max_positions
 from fedsim.language_model import LanguageModel, module_of
 
-# Lengths from one power of two to the next, each a multiple of `_MULTIPLE` tokens. A pass has rows
-# of one length: fewer lengths mean more padding and fewer passes. A GPU waits for its host between
-# passes; a CPU pays for padding.
+# Number of lengths from one power of two to the next, each a multiple of `_MULTIPLE` tokens. All
+# rows of a pass have one length: fewer lengths mean more padding and fewer passes. On a GPU each
+# pass has a fixed cost; on a CPU padding costs more.
 _CPU_STEPS, _GPU_STEPS, _MULTIPLE = 4, 2, 32
-# Numbers of rows from one power of two to the next.
+# Number of possible row counts from one power of two to the next.
 _ROW_STEPS = 4
 
 
 @dataclass(frozen=True)
 class PassShape:
-    """The shapes that passes may have.
+    """Allowed shapes of passes.
 
     Attributes:
-        most_positions: rows are not padded beyond so many tokens; 0: not at all.
-        steps: lengths from one power of two to the next.
+        most_positions: maximum padded length, in tokens; 0: rows are not padded.
+        steps: number of lengths from one power of two to the next.
         one_size: whether all passes of a length have the same number of rows, the largest that
-            fits. In bfloat16 another number of rows may change a gradient by a hundredth; in
-            float32 the change is far below the tolerance of `fedsim.noise`, so that the last pass
-            may be smaller.
+            fits. In bfloat16 the number of rows may change a gradient by a hundredth. In float32
+            the change is far below the tolerance of `fedsim.noise`, so the last pass may be
+            smaller.
     """
 
     most_positions: int = 0
@@ -39,7 +39,7 @@ class PassShape:
     one_size: bool = False
 
     def padded(self, length: int) -> int:
-        """Return the length that a row of `length` tokens is padded to.
+        """Return the padded length of a row of `length` tokens.
 
         Examples:
             >>> shape = PassShape(most_positions=1000)
@@ -50,7 +50,7 @@ class PassShape:
         return max(length, min(-(-length // step) * step, self.most_positions))
 
     def most(self, length: int, max_tokens: int) -> int:
-        """Return the most rows of a pass of `max_tokens` tokens, at least one.
+        """Return the maximum number of rows of a pass of `max_tokens` tokens, at least one.
 
         Examples:
             >>> [PassShape().most(64, tokens) for tokens in (1, 64, 700, 4096)]
@@ -61,7 +61,7 @@ class PassShape:
         return rows // step * step
 
     def filled(self, rows: int, most: int) -> int:
-        """Return the rows of a pass that has `rows` of the `most` possible, empty ones included.
+        """Return the number of rows, including empty ones, of a pass with `rows` of at most `most`.
 
         Examples:
             >>> [PassShape().filled(rows, most=56) for rows in (1, 5, 9, 17, 33, 56)]
@@ -76,15 +76,14 @@ class PassShape:
 
 
 def _step(number: int, steps: int) -> int:
-    """Return the distance of multiples around `number`: so many from a power of two to the next."""
+    """Return the step size near `number`, for `steps` steps between two powers of two."""
     return max(1, (1 << (number - 1).bit_length()) // (2 * steps))
 
 
 def pass_shape(model: LanguageModel) -> PassShape:
-    """Return the shapes of a network's passes, in the precision that it computes in.
+    """Return the allowed shapes of a network's passes, in its precision.
 
-    A network that does not say how many positions it has is taken to have as many as the data's
-    sequences.
+    If a network does not state its number of positions, the length of the data's sequences is used.
     """
     positions = max_positions(module_of(model))
     if positions is None:

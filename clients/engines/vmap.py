@@ -1,8 +1,8 @@
 """Engine `vmap`: mean gradients of many units in one pass, by `torch.func.vmap` over `grad`.
 
-Two to four times the loop on a CPU, where a unit is a sequence or two and the loop's time goes
-into launching small operations. Units are grouped by their number of examples and the length that
-each is padded to, which is its own; padding never reaches a loss.
+On a CPU two to four times as fast as the loop if a unit has one or two sequences: the loop then
+spends its time launching small operations. Units are grouped by number of examples and padded
+length, which depends on the unit alone. Padding never contributes to a loss.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fedsim.execution import Accumulator, Keys, Task, Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, zeros_like
 
-# Gradients of a batch are held at once: at most 16 units and 2^26 entries (256 MiB). More units
-# were slower on a CPU, from fresh pages.
+# Limits on the gradients of a batch: 16 units and 2^26 entries (256 MiB). More units were slower on
+# a CPU because of fresh memory pages.
 _MAX_UNITS = 16
 _MAX_ENTRIES = 2**26
 
 
 class VmapEngine:
-    """Engine by `torch.func`: equals `loop` for mean gradients; other tasks are refused."""
+    """Engine by `torch.func`: equals `loop` for mean gradients; refuses other tasks."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._shape = pass_shape(model)
 
     def refused(self, parameters: Tensors, unit: Unit) -> str | None:
-        """Return why torch cannot vectorise the model, tried on a unit; None: it can."""
+        """Return why torch cannot vectorise the model, from a trial on `unit`; None if it can."""
         try:
             list(self._updates(parameters, [unit]))
         except torch.OutOfMemoryError:
@@ -48,14 +48,14 @@ class VmapEngine:
     def __call__(
         self, task: Task, parameters: Tensors, keys: Keys, clip: Clip, round: int
     ) -> WeightedSum:
-        """Return Σ w·clip(mean gradient), units of like shape together.
+        """Return Σ w·clip(mean gradient), computing units of equal shape together.
 
         Raises:
-            ValueError: the task's update is no mean gradient.
+            ValueError: the task's update is not a mean gradient.
             RuntimeError, NotImplementedError: torch cannot vectorise the model.
         """
         if not task.averages_gradients:
-            raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+            raise ValueError(f"task {type(task).__name__}: its update is not a mean gradient")
         accumulator = Accumulator(parameters, clip)
         most = _most(parameters)
         for units in self._batches((task.unit(int(key), round) for key in keys), most):
@@ -88,7 +88,7 @@ class VmapEngine:
         return self._shape.padded(unit.tokens.shape[1]) if len(unit.lengths) else 0
 
     def _batches(self, units: Iterator[Unit], most: int) -> Iterator[list[Unit]]:
-        """Group units of as many examples that are padded alike, `most` at a time."""
+        """Group units with equal numbers of examples and padded lengths, `most` at a time."""
 
         def size(unit: Unit) -> tuple[int, int]:
             return len(unit.lengths), self._padded(unit)
@@ -111,7 +111,7 @@ class VmapEngine:
 
 
 def _most(parameters: Tensors) -> int:
-    """Return how many units are computed at once."""
+    """Return the maximum number of units of a batch."""
     size = sum(value.numel() for value in parameters.values())
     return max(1, min(_MAX_UNITS, _MAX_ENTRIES // max(1, size)))
 

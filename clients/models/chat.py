@@ -1,4 +1,4 @@
-"""Conversations to token ids by a chat template, and which of the tokens count in a loss."""
+"""Encode conversations with a chat template, and mark the tokens that count in the loss."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _MARK = re.compile(r"{%-?\s*generation\s*-?%}")
 
 @dataclass(frozen=True)
 class ChatEncoder:
-    """Encode conversations as `fedsim.data.sources.conversations` writes them.
+    """Encode conversations in the format of `fedsim.data.sources.conversations`.
 
-    Lists of messages go through the chat template, in which special tokens are what they say, and
-    which alone decides on begin and end tokens. A prompt and a completion that are strings become
-    a user's and an assistant's message where `wraps` says so. Else they are joined as they stand,
-    between a begin and an end token, and special tokens spelt out in them are read as text.
+    Lists of messages go through the chat template. It may contain special tokens, and it alone
+    places begin and end tokens. With `wraps`, a prompt and a completion that are strings become a
+    user's and an assistant's message. Without it, they are joined unchanged, between a begin and an
+    end token, and special tokens spelt out in them are read as text.
 
     Attributes:
-        tokenizer: of the package `tokenizers`, which neither truncates nor pads.
-        begin: id before a text without a template.
-        end: id after it.
-        template: Jinja, or None where only strings are to be encoded.
-        special: what a template may use by name, such as "bos_token".
+        tokenizer: tokenizer of the package `tokenizers`, without truncation and padding.
+        begin: id before a text that does not use the template.
+        end: id after such a text.
+        template: Jinja source; None if only strings are encoded.
+        special: special tokens that a template may use by name, such as "bos_token".
         wraps: whether strings go through the template.
-        loss_on: "all"; "assistant": the assistant's turns, with the tokens that end them, as the
-            template's {% generation %} marks say or else what a turn adds to the template's own
-            prompt for it; "completion": what follows the prompt.
-        field: the config's key and value, for errors.
+        loss_on: "all"; "assistant": the assistant's turns with their end tokens, as marked by
+            {% generation %} in the template, else the text that a turn adds to the template's
+            prompt for an answer; "completion": the text after the prompt.
+        field: key and value in the config, for errors.
     """
 
     tokenizer: Tokenizer
@@ -59,11 +59,11 @@ class ChatEncoder:
     field: str
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of each conversation, and -1 - id for tokens that do not count.
+        """Return the ids of each conversation, with -1 - id for tokens that do not count.
 
         Raises:
-            RefusedError: the template refuses a conversation, or renders earlier turns otherwise
-                than they were.
+            RefusedError: the template refuses a conversation, or renders earlier turns differently
+                once later turns follow.
             ConfigError: messages without a template.
         """
         return [self._encoded(**json.loads(text)) for text in texts]
@@ -113,7 +113,7 @@ class ChatEncoder:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _answers(self, messages: Messages) -> tuple[str, list[Span]]:
-        """Return the rendered conversation, and where in it the assistant's turns are."""
+        """Return the rendered conversation, and the spans of the assistant's turns in it."""
         marked, spans = self._render(messages)
         if spans:
             return marked, spans
@@ -121,18 +121,18 @@ class ChatEncoder:
             if message["role"] != "assistant":
                 continue
             before = self._rendered(messages[:number], answering=True)
-            last = number + 1 == len(messages)  # then it is rendered already
+            last = number + 1 == len(messages)  # the last turn is already rendered
             until = marked if last else self._rendered(messages[: number + 1])
             if not (until.startswith(before) and marked.startswith(until)):
-                raise self._rewritten("the assistant's", "mark them in it by {% generation %}")
+                raise self._rewritten("the assistant's", "mark them with {% generation %}")
             spans.append((len(before), len(until)))
         return marked, spans
 
     def _rewritten(self, whose: str, remedy: str) -> RefusedError:
         return RefusedError(
             self.field,
-            "the chat template renders earlier turns otherwise once others follow, "
-            f"so {whose} cannot be told apart; {remedy}, and give it as data.chat_template",
+            "the chat template renders earlier turns differently once later turns follow, "
+            f"so {whose} tokens cannot be found; {remedy}, and give it as data.chat_template",
         )
 
     def _rendered(self, messages: Messages, *, answering: bool = False) -> str:
@@ -143,11 +143,11 @@ class ChatEncoder:
         if self.template is None:
             raise ConfigError(
                 f"{self.field}: the model's tokenizer has no chat template; give one as "
-                "data.chat_template, a Jinja file, or take an instruction-tuned model"
+                "data.chat_template, a Jinja file, or use an instruction-tuned model"
             )
         template = _of_one_day(self.template, self.field)
         if "tool_calls" not in self.template and any("tool_calls" in m for m in messages):
-            raise RefusedError(self.field, "the chat template knows no tool calls")
+            raise RefusedError(self.field, "the chat template does not support tool calls")
         try:
             rendered: Any = render_jinja_template(
                 conversations=[messages],
@@ -156,39 +156,39 @@ class ChatEncoder:
                 add_generation_prompt=answering,
                 **self.special,
             )
-        except Exception as error:  # a template is a program: dividing by zero is one of its ways
+        except Exception as error:  # a template is a program and may raise any error
             reason = f"the chat template refuses a conversation: {self._own_words(error)}"
             raise RefusedError(self.field, reason) from None
         texts, spans = rendered
         return texts[0], [(int(first), int(last)) for first, last in next(iter(spans), ())]
 
     def _own_words(self, error: Exception) -> str:
-        """Return the error's text if it is the template's: it may quote a conversation."""
+        """Return the error's text only if it is the template's; others may quote a conversation."""
         words = str(error).split("\n")[0].strip()
         own = bool(words) and words in (self.template or "")
-        return words if own else f"{type(error).__name__} (what it says may quote it)"
+        return words if own else f"{type(error).__name__} (its text may quote the conversation)"
 
 
 @lru_cache(maxsize=8)
 def _of_one_day(template: str, field: str) -> str:
-    """Return the template as of one day: the same text must give the same tokens whenever it runs.
+    """Return the template with a fixed date: a text must give the same tokens on every day.
 
-    Where it asks for today's date, the day stands that Llama 3.2's template falls back on.
+    Today's date is replaced by the default date of Llama 3.2's template.
 
     Raises:
-        ConfigError: it asks in another way than by a format that is written there.
+        ConfigError: the template asks for the date without a literal format.
     """
     dated = _TODAY.sub(lambda call: datetime(2024, 7, 26).strftime(call[1]), template)
     if _ASKED.search(dated):
         raise ConfigError(
-            f"{field}: the chat template asks for today's date otherwise than by "
-            "strftime_now('FORMAT'), so the same text would be other tokens tomorrow; write a "
+            f"{field}: the chat template asks for today's date without a literal "
+            "strftime_now('FORMAT'), so the same text would give other tokens tomorrow; write a "
             "date in it, and give it as data.chat_template"
         )
     return dated
 
 
 def _common(prompt: Sequence[int], whole: Sequence[int]) -> int:
-    """Return how many ids both begin with."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(prompt, whole, strict=False))
     return next((place for place, (own, other) in pairs if own != other), len(prompt))

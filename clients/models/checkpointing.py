@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep their inputs and are computed again for the gradient."""
+"""Activation checkpointing: blocks keep only their inputs and are recomputed for the gradient."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedsim.tensors import Tensors
 
 
 class Checkpointed:
-    """`model` with activations computed again, block by block; all else is the model's own.
+    """`model` with recomputed activations, block by block; everything else is unchanged.
 
-    Gradients are those without it, to the bit where a block is computed in the same way twice.
-    torch's own checkpoints will not do: the network's parameters are replaced for the length of a
-    call alone, and hooks that engines put on layers must see the second computation.
+    Gradients are the same as without it, bit for bit if recomputing a block is deterministic.
+    torch's own checkpoints do not work here: parameters are replaced only during a call, and the
+    engines' hooks on layers must see the recomputation.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -29,14 +29,14 @@ class Checkpointed:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the model has)
         """Return the model's own attribute."""
-        if name == "_model":  # not set yet, as in a copy being made
+        if name == "_model":  # not set yet, for example during a copy
             raise AttributeError(name)
         return getattr(self._model, name)
 
     def logits(
         self, parameters: Tensors, tokens: torch.Tensor, *positions: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the model returns."""
+        """Return the model's logits."""
         if not torch.is_grad_enabled():
             return self._model.logits(parameters, tokens, *positions)
         with _recomputing(self._model.blocks):  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ class Checkpointed:
 
 
 def checkpointed(model: LanguageModel, wanted: bool) -> LanguageModel:
-    """Return the model, with checkpoints if they are `wanted`; it then has `blocks`."""
+    """Return the model, with checkpointing if `wanted`; the model must then have `blocks`."""
     return cast(LanguageModel, Checkpointed(model)) if wanted else model
 
 
@@ -56,18 +56,18 @@ def _recomputing(blocks: Sequence[nn.Module]) -> Iterator[None]:
         yield
     finally:
         for block in blocks:
-            del block.forward  # the class has its own
+            del block.forward  # back to the method of the class
 
 
 def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Compute a block without a graph, and again for its gradient."""
+    """Compute a block without a graph, and recompute it for its gradient."""
     if not torch.is_grad_enabled():  # a block within a block
         return type(block).forward(block, *args, **kwargs)
     own = dict(block.named_parameters(prefix="block", remove_duplicate=False))
     values, structure = tree_flatten((args, kwargs))
     places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
     given = [values[place] for place in places]
-    for place in places:  # they are kept by autograd, which frees them
+    for place in places:  # autograd keeps them, and frees them
         values[place] = None
     body = _Body(block)
 
@@ -79,7 +79,7 @@ def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa:
         arguments, options = tree_unflatten(filled, structure)
         return torch.func.functional_call(body, replaced, arguments, options, tie_weights=False)
 
-    # What is switched on now is off in the backward pass, or in the thread that computes it.
+    # Autocast and context variables may differ in the backward pass or in its thread.
     kind, context = given[0].device.type, copy_context()
     autocast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
@@ -90,13 +90,13 @@ def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa:
         ):
             return context.run(compute, *tensors)
 
-    # Asks for a gradient where no tensor does: hooks may begin the graph inside the block.
+    # Requires a gradient even if no tensor does, as hooks may begin the graph inside the block.
     anchor = torch.empty(0, requires_grad=True)
     return _Recomputed.apply(compute, again, anchor, *given, *own.values())  # type: ignore[no-untyped-call]
 
 
 class _Body(nn.Module):
-    """What a block computes when nothing is in the place of its `forward`."""
+    """A block with the `forward` of its class."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Body(nn.Module):
 
 
 class _Recomputed(torch.autograd.Function):
-    """Computes without a graph, and once more with one when the gradient is there."""
+    """Computes without a graph, and recomputes with one in the backward pass."""
 
     @staticmethod
     def forward(
@@ -134,6 +134,6 @@ class _Recomputed(torch.autograd.Function):
             for output, gradient in zip(tree_flatten(outputs)[0], gradients, strict=True)
             if isinstance(output, torch.Tensor) and output.requires_grad
         ]
-        if pairs:  # none where everything that hooks look at is detached
+        if pairs:  # empty if all outputs are detached
             torch.autograd.backward([output for output, _ in pairs], [given for _, given in pairs])
         return None, None, None, *(value.grad for value in inputs)

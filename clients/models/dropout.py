@@ -1,9 +1,9 @@
-"""Dropout with masks that depend on the example alone, not on engine, batch or order.
+"""Dropout with masks that depend only on the example, not on engine, batch or order.
 
-A mask is a hash of (example's stream, dropout layer, element), the stream a hash of the seed, the
-round, the user's key, the example's key and, in local training, the step. So a unit's update is a
-function of the unit alone, which the clip and the sharding of cohorts rely on; with a global
-generator it would depend on its batch, with places in the file on other users.
+A mask is a hash of (example's stream, dropout layer, element). The stream is a hash of the seed,
+the round, the user's key, the example's key and, in local training, the step. So a unit's update
+depends on the unit alone, as the clip and the sharding of cohorts require. With a global generator
+it would depend on the batch; with row numbers it would depend on other users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.seeding import Hashes, base, hashes
 
-# SplitMix64 (Steele, Lea and Flood 2014), its constants as signed numbers.
+# SplitMix64 (Steele, Lea and Flood 2014); constants as signed numbers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 _POSITIVE = 2**63 - 1
@@ -34,28 +34,28 @@ def example_streams(seed: int, round: int, users: Hashes, examples: Hashes) -> t
 
     Args:
         seed: see `Materials.seed`.
-        round: from 0.
-        users: (examples,) uint64, the key of the user whose example it is.
-        examples: (examples,) uint64, the examples' keys; two of one user with the same text have
-            the same stream.
+        round: round number, from 0.
+        users: (examples,) uint64, key of each example's user.
+        examples: (examples,) uint64, key of each example; examples of one user with the same text
+            have the same stream.
     """
     of_users = hashes(base(seed, "dropout", round), users)
     return torch.from_numpy(hashes(of_users, examples).view(np.int64))
 
 
 def at_step(streams: torch.Tensor | None, step: int) -> torch.Tensor | None:
-    """Return other streams for another step of local training."""
+    """Return the streams of one step of local training."""
     return None if streams is None else _mixed(streams + _wrapped((step + 1) * _GAMMA))
 
 
 def unit_streams(units: Sequence[Unit]) -> torch.Tensor | None:
-    """Return the streams of all units' examples in a row, or None where a unit has none."""
+    """Return the concatenated streams of all units' examples, or None if a unit has none."""
     streams = [unit.streams for unit in units if unit.streams is not None]
     return torch.cat(streams) if streams and len(streams) == len(units) else None
 
 
 def drops(model: LanguageModel) -> bool:
-    """Return whether units of this model need streams."""
+    """Return whether units of this model need dropout streams."""
     return float(getattr(model, "dropout", 0.0)) > 0.0
 
 
@@ -72,7 +72,7 @@ def row_streams(streams: torch.Tensor | None) -> Iterator[None]:
 class StreamDropout(nn.Module):
     """Dropout by the streams of `row_streams`: zero with probability p, else divided by 1 − p.
 
-    Goes through `torch.func.vmap`. A layer that a network calls twice drops the same both times.
+    Works under `torch.func.vmap`. Two calls of one layer in a pass use the same mask.
     """
 
     def __init__(self, p: float, site: int) -> None:
@@ -82,20 +82,19 @@ class StreamDropout(nn.Module):
         self._site = site
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return (sequences, positions, ...), of which some entries are dropped.
+        """Return the values, (sequences, positions, ...), with some entries dropped.
 
-        An entry's chance depends on its position and its place there, not on the length of the
-        padding behind.
+        An entry's mask depends on its position and its index there, not on the padding.
 
         Raises:
-            ConfigError: there is not a stream for each sequence.
+            ConfigError: the number of streams is not the number of sequences.
         """
         streams = _rows.get()
-        if streams is None or values.dim() > 3:  # attention weights, whatever they are called
+        if streams is None or values.dim() > 3:  # 4: attention weights under another name
             return values
         if len(streams) != len(values):
             raise ConfigError(
-                f"model.dropout = {self.p}: a layer that drops does not see texts as rows "
+                f"model.dropout = {self.p}: a dropout layer's input does not have a row per text "
                 f"({len(values)} rows of {len(streams)} texts); give 0, or other "
                 "model.lora_target_modules"
             )
@@ -108,10 +107,10 @@ class StreamDropout(nn.Module):
 
 
 def install_dropout(network: nn.Module, p: float) -> int:
-    """Replace the network's `nn.Dropout` layers by `StreamDropout`, and return their number.
+    """Replace the network's `nn.Dropout` layers by `StreamDropout`, and return the number of them.
 
-    Those of attention weights stay off: fused attention has none to offer, and an entry there has
-    no place that padding leaves alone.
+    Dropout of attention weights stays off: fused attention has none, and an entry's index there
+    depends on the padding.
     """
     places = [
         place
@@ -128,7 +127,7 @@ def _of_attention(name: str) -> bool:
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:
-    """Return SplitMix64's output function; int64 products wrap, shifts must be made logical."""
+    """Return SplitMix64's output; int64 products wrap around, and shifts are made logical."""
     values = (values ^ _shifted(values, 30)) * _FIRST
     values = (values ^ _shifted(values, 27)) * _SECOND
     return values ^ _shifted(values, 31)
@@ -144,5 +143,5 @@ def _mixed_int(site: int) -> int:
 
 
 def _wrapped(value: int) -> int:
-    """Return what is left of an integer in 64 bits, signed."""
+    """Return an integer modulo 2^64, as a signed number."""
     return (value + 2**63) % 2**64 - 2**63

@@ -1,4 +1,4 @@
-"""The encoder: texts to token ids without the network, so that worker processes can do it."""
+"""The encoder: texts to token ids without the network, so worker processes can use it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Encoder:
-    """Texts to ids between a begin and an end token; never truncated.
+    """Encode texts to ids between a begin and an end token, without truncation.
 
     Attributes:
-        tokenizer: of `plain`, which reads a special token spelt out in a text as text.
+        tokenizer: result of `plain`; it reads special tokens spelt out in a text as text.
         begin: id before each text.
-        end: id after it.
+        end: id after each text.
     """
 
     tokenizer: Tokenizer
@@ -32,12 +32,12 @@ class Encoder:
 
 
 def encoder_of(tokenizer: str, begin: int, end: int) -> Encoder:
-    """Return the encoder of a tokenizer in JSON, between these two ids."""
+    """Return the encoder for a tokenizer in JSON and these begin and end ids."""
     return Encoder(plain(tokenizer), begin, end)
 
 
 def plain(text: str) -> Tokenizer:
-    """Return a tokenizer of its JSON, without the truncation and padding that it was saved with.
+    """Return a tokenizer from its JSON, without its saved truncation and padding.
 
     It reads special tokens as text.
     """

@@ -1,4 +1,4 @@
-"""What keeps a GPU busy: numbers laid out for tensor cores, copies that nobody waits for."""
+"""Keep a GPU busy: memory layouts for tensor cores, and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torch import nn
 
 from fedsim.clients.models.mixed_precision import NarrowLinear
 
-if TYPE_CHECKING:  # which takes a second, and a worker that only sums needs none of it
+if TYPE_CHECKING:  # the import takes a second; workers that only sum do without
     from transformers import PreTrainedModel
 
-# Kernels of tensor cores read 16 bytes at once: eight numbers of bfloat16. For rows of another
-# size, as of GPT-2's 50,257 words, an H100 takes older ones that are several times slower.
+# Kernels for tensor cores read 16 bytes at once: eight bfloat16 numbers. For rows of other sizes,
+# such as GPT-2's 50,257 words, an H100 uses older kernels that are several times slower.
 _NUMBERS = 8
 
 
 class AlignedLinear(NarrowLinear):
-    """A linear layer whose outputs are computed with some more, in bfloat16 on a GPU."""
+    """A linear layer that pads its outputs for tensor cores, in bfloat16 on a GPU."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (nn.Linear's own name)
-        """Return what `nn.Linear` does."""
+        """Return the outputs of `nn.Linear`."""
         if input.is_cuda and torch.is_autocast_enabled("cuda") and self.out_features % _NUMBERS:
             return self.padded(input, torch.get_autocast_dtype("cuda"))
         return super().forward(input)
 
     def padded(self, input: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:  # noqa: A002
-        """Return the outputs as a part of more, of weights in another type."""
+        """Return the outputs in `dtype`, as a view of padded outputs."""
         missing = -self.out_features % _NUMBERS
         weight = F.pad(self.weight.to(dtype), (0, 0, 0, missing))
         bias = None if self.bias is None else F.pad(self.bias.to(dtype), (0, missing))
@@ -43,14 +43,14 @@ def align_words(module: PreTrainedModel) -> None:
 
 
 def aligned_room(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialised room of a shape and device, whose rows tensor cores can read.
+    """Return an uninitialised tensor like `like`, with rows that tensor cores can read.
 
-    Between rows it has up to seven numbers that are not its own. Else `aligned` would have to make
-    a copy, and of a side that is transposed it takes a kernel far slower than the product.
+    Up to seven unused numbers lie between rows. Without them, `aligned` would have to copy, and the
+    copy of a transposed side takes far longer than the product.
 
     Args:
         like: (..., size).
-        dtype: of the room.
+        dtype: type of the result.
     """
     size = like.shape[-1]
     room = like.new_empty(*like.shape[:-1], size + -size % _NUMBERS, dtype=dtype)
@@ -58,9 +58,10 @@ def aligned_room(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CPU's tensor on a device; a GPU gets it in its turn, and the host goes on.
+    """Return a CPU tensor on a device; the copy to a GPU is asynchronous.
 
-    Else the host would wait until all that the GPU has to do is done, and the GPU then for it.
+    With a synchronous copy, the host would wait for all queued work of the GPU, and then the GPU
+    for the host.
     """
     if device.type != "cuda":
         return value.to(device)
@@ -68,20 +69,20 @@ def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def aligned(side: torch.Tensor) -> torch.Tensor:
-    """Return one side of a product so that tensor cores can read it, copied if need be.
+    """Return one side of a product in a layout that tensor cores can read, copied if necessary.
 
     Args:
-        side: (..., rows, columns), of which one of the two last sizes is contiguous.
+        side: (..., rows, columns), contiguous in one of the last two dimensions.
     """
     step = max(side.stride()[-2:])
     return side if step % _NUMBERS == 0 else side.contiguous()
 
 
 def readable(side: torch.Tensor) -> list[slice]:
-    """Return the rows of an `aligned` side in one or two parts that products are to be made of.
+    """Return the rows of an `aligned` side as one or two slices, for one product each.
 
-    Where rows stand side by side in memory, as of a side that is transposed, tensor cores read
-    eight at once: with a rest, all of them would be read by an older kernel, five times slower.
+    In a transposed side, tensor cores read eight rows at once. If the number of rows is no multiple
+    of eight, an undivided product would use an older kernel, five times slower.
     """
     rows = side.shape[-2]
     whole = rows - rows % _NUMBERS

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-import fedsim.clients.models.mcmahan_lstm  # noqa: F401  (registers its model type, so that its folders open)
+import fedsim.clients.models.mcmahan_lstm  # noqa: F401  (registers the model type)
 from fedsim import registry
 from fedsim.clients.models.model_files import check_folder
 from fedsim.clients.models.transformers_model import TransformersModel
@@ -36,23 +36,24 @@ def load(
 ) -> TransformersModel:
     """Load a causal language model and its tokenizer in float32.
 
-    Code that comes with a model is never run: only architectures that transformers knows open.
+    Code that comes with a model is never run: only architectures in transformers can be opened.
 
     Args:
-        config: `name_or_path` is a folder, a `.gguf` file (which needs the package `gguf`) or a
-            hub id.
-        seed: the run's seed; adapters start from it.
-        sequence_length: the longest example, in tokens.
-        device: where logits are to be computed, in torch's spelling.
+        config: model config; `name_or_path` is a folder, a `.gguf` file (needs the package `gguf`)
+            or a hub id.
+        seed: seed of the run; it determines the initial adapters.
+        sequence_length: maximum length of an example, in tokens.
+        device: device of the logits, in torch's notation.
 
     Raises:
-        ConfigError: not found, unreadable, no network, or a key that makes no sense here.
+        ConfigError: the model is not found, cannot be read or has no network, or a key does not
+            apply to it.
     """
     name = config.name_or_path
     if config.pretraining_steps is not None:
         raise ConfigError(
             f"model.pretraining_steps = {config.pretraining_steps}: only a built-in model is "
-            f"pre-trained here, and {name!r} is none; leave the key out"
+            f"pre-trained here, and {name!r} is not built in; leave the key out"
         )
     module, tokenizer = open_pretrained(name, "auto" if config.quantisation else torch.float32)
     shown = shown_name(name)
@@ -74,17 +75,16 @@ def load(
 def open_pretrained(
     name: str, dtype: torch.dtype | str = torch.float32
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Open a folder, a GGUF file or a hub id; warnings of libraries become lines of the log.
+    """Open a folder, a GGUF file or a hub id; library warnings become log lines.
 
-    Attention is the "eager" kind, whatever the files ask for, until a `TransformersModel` is made
-    of it.
+    Attention is "eager", whatever the files say; `TransformersModel` sets the final kind.
 
     Args:
-        name: where it is.
-        dtype: of the weights; "auto" for that of the files. GGUF is unpacked to float32.
+        name: path or hub id.
+        dtype: type of the weights; "auto" for the type in the files. GGUF is unpacked to float32.
 
     Raises:
-        ConfigError: it cannot be opened; the message says why.
+        ConfigError: the model cannot be opened; the message says why.
     """
     path = Path(name).expanduser()
     if _looks_like_a_path(name) and not path.exists():
@@ -115,13 +115,13 @@ def open_pretrained(
             _forget_quantisation(module)
     except MemoryError as error:
         raise ConfigError(f"model.name_or_path = {name!r}: {error}") from None
-    except Exception as error:  # transformers and what it builds on have errors of many kinds
+    except Exception as error:  # transformers and its dependencies raise many kinds of errors
         raise ConfigError(_explain(name, error)) from error
     return module, tokenizer
 
 
 def _check_memory(config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
-    """Raise `MemoryError` before weights are read that this machine has no room for."""
+    """Raise `MemoryError` before reading weights that do not fit in this machine's memory."""
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     own = config.dtype if dtype == "auto" and isinstance(config.dtype, torch.dtype) else None
@@ -131,15 +131,15 @@ def _check_memory(config: PreTrainedConfig, dtype: torch.dtype | str) -> None:
     if available is not None and needed > available:
         raise MemoryError(
             f"its weights take {needed / 1e9:.2g} GB of this machine's memory, which has "
-            f"{available / 1e9:.2g} GB; take a smaller model, or a larger machine"
+            f"{available / 1e9:.2g} GB; use a smaller model or a larger machine"
         )
 
 
 def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:
-    """Raise `ValueError` where a weight was not in the files, or has no place in the network.
+    """Raise `ValueError` if the files lack a weight, or have one without a place in the network.
 
-    transformers makes random ones of the first, and drops the others. It does not list what it
-    expects to be left over. Old files also hold buffers: masks that are computed now.
+    transformers initialises missing weights randomly and drops the others. It does not list weights
+    that it expects to drop. Old files also hold buffers, such as masks, that are now computed.
     """
     buffers = tuple(name for name, _ in module.named_buffers())
     unused = [
@@ -158,25 +158,25 @@ def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:
-    """Make a network from a GGUF file an ordinary one of float32, which can be saved.
+    """Make a network from a GGUF file an ordinary float32 network that can be saved.
 
-    transformers unpacks the weights (there is no gradient of packed ones), yet keeps the mark of
-    the quantised file, and refuses to save what bears it.
+    transformers unpacks the weights (packed ones have no gradient), but still marks the network as
+    quantised, and refuses to save it.
 
     Raises:
-        ValueError: the weights are packed still.
+        ValueError: the weights are still packed.
     """
     if getattr(module, "hf_quantizer", None) is None:
         return
     packed = {str(value.dtype) for value in module.parameters() if value.dtype != torch.float32}
     if packed:
-        raise ValueError(f"its weights stay quantised ({', '.join(sorted(packed))})")
+        raise ValueError(f"its weights are still quantised ({', '.join(sorted(packed))})")
     module.hf_quantizer = None  # type: ignore[assignment]
     del module.config.quantization_config
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Return whether `name` cannot be a hub id, which is "model" or "owner/model"."""
+    """Return whether `name` is a path and not a hub id ("model" or "owner/model")."""
     return name.startswith((os.sep, ".", "~")) or name.count("/") > 1 or name.endswith(".gguf")
 
 
@@ -184,9 +184,9 @@ def _explain(name: str, error: Exception) -> str:
     near = nearest(name, registry.names("models"), 0.6)  # "gpt2" is half of "tiny-gpt"
     hint = f"{near} ".lstrip()
     reason = " ".join(str(error).split())
-    if "trust_remote_code" in reason:  # an option that fedsim does not offer
-        reason = "it needs code that comes with it, which is never run"
+    if "trust_remote_code" in reason:  # fedsim has no such option
+        reason = "it needs its own code, and fedsim never runs code of a model"
     return (
         f"model.name_or_path = {name!r}: {hint}neither a built-in model nor a transformers "
-        f"folder, GGUF file or hub id that opens here: {reason}"
+        f"folder, GGUF file or hub id that can be opened here: {reason}"
     )

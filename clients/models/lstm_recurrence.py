@@ -11,28 +11,28 @@ from torch import nn
 
 
 def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return states (..., length, hidden), and what the backward pass needs, time first.
+    """Return states (..., length, hidden), and tensors for the backward pass, time first.
 
-    That is the gates, (length, ..., 4·hidden), sigmoids of write, forget, read and candidate; the
-    doubled cells, (length, ..., hidden); and the sigmoids of those. A candidate is
-    tanh(x) = 2·sigmoid(2x) − 1, so that one kernel opens all four gates; a sigmoid takes a fraction
+    The latter are the gates, (length, ..., 4·hidden), sigmoids of write, forget, read and
+    candidate; the doubled cells, (length, ..., hidden); and the sigmoids of these. A candidate is
+    tanh(x) = 2·sigmoid(2x) − 1, so one kernel computes all four gates. A sigmoid takes a fraction
     of a tanh's time.
 
-    A step is a few short operations, so what can be taken out of the loop is: a view costs as
-    much as arithmetic on it. Within the loop states are halved, which spares one more.
+    A step has few short operations, and a view costs as much as arithmetic, so the loop contains
+    as little as possible. Halved states inside the loop save one operation more.
     """
     by_time, size = from_inputs.movedim(-2, 0), weight.shape[-1]
     twice = weight.new_ones(4 * size)  # factors of the gates' rows
     twice[3 * size :] = 2.0
     recurrent, add_product = (weight * (2.0 * twice)[:, None]).mT, _add_product(weight)
-    gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # steps side by side
+    gates = torch.mul(by_time, twice, out=by_time.new_empty(by_time.shape))  # time first
     halves, cells, squashed = (gates.new_empty(*gates.shape[:-1], size) for _ in range(3))
     views = (gates, *gates.chunk(4, dim=-1), cells, squashed, halves)
     last_cell = last_half = None
     for step in zip(*(view.unbind() for view in views), strict=True):
         opened, write, forget, read, candidate, cell, squeezed, half = step
-        # gates(t) = from_inputs(t) + W·h(t-1), then c = f·c + w·g and h = r·tanh(c), with
-        # g = 2s - 1 and tanh(c) = 2s' - 1 of sigmoids s and s', and with 2c and h/2 stored.
+        # gates(t) = from_inputs(t) + W·h(t-1), then c = f·c + w·g and h = r·tanh(c). Here
+        # g = 2s - 1 and tanh(c) = 2s' - 1 with sigmoids s and s'; 2c and h/2 are stored.
         if last_half is not None:
             add_product(opened, last_half, recurrent, out=opened)
         opened.sigmoid_()
@@ -50,20 +50,20 @@ def _forward(from_inputs: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Ten
 def _backward(d_states: torch.Tensor, weight: torch.Tensor, *trace: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the inputs' share of the gates: (..., length, 4·hidden).
 
-    First, for all steps at once, the slopes: what the gradient of a cell, or of a state, is
-    multiplied by. The loop then has only what a step needs of the one after it.
+    First come the slopes of all steps at once: the factors of a cell's or a state's gradient. The
+    loop then computes only the parts that depend on the next step.
     """
     gates, cells, squashed = trace
     write, forget, read, candidate = gates.chunk(4, dim=-1)
     d_gates = _sigmoid_slopes(gates)
     d_write, d_forget, d_read, d_candidate = d_gates.chunk(4, dim=-1)
     d_write.mul_((candidate * 4).sub_(2))
-    d_forget[0] = 0.0  # no cell was before
+    d_forget[0] = 0.0  # the first step has no previous cell
     d_forget[1:].mul_(cells[:-1])
     d_read.mul_((squashed * 2).sub_(1))
     d_candidate.mul_(write).mul_(8)
     to_cell = _sigmoid_slopes(squashed).mul_(read).mul_(2)
-    # Write and forget, which lie side by side, in one operation: (length, ..., 2, hidden).
+    # Write and forget are adjacent, so one operation does both: (length, ..., 2, hidden).
     both = d_gates.view(*cells.shape[:-1], 4, cells.shape[-1])[..., :2, :]
     from_above, add_product = d_states.unbind(dim=-2), _add_product(weight)
     befores = (from_above[0], *from_above[:-1])
@@ -87,16 +87,16 @@ def _sigmoid_slopes(values: torch.Tensor) -> torch.Tensor:
 
 
 class _LstmSteps(torch.autograd.Function):
-    """The recurrence; gates stand in the order write, forget, read, candidate.
+    """The recurrence; the order of the gates is write, forget, read, candidate.
 
-    Plain operations would multiply and add the recurrent weight's gradient at every step; here
-    it is one product over all steps.
+    The recurrent weight's gradient is one product over all steps; autograd would compute and add a
+    product at every step.
     """
 
     @staticmethod
     def forward(ctx: Any, from_inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 (torch names no type with these attributes)
         """Return states (..., length, hidden)."""
-        # Thousands of small operations: no Python mode is asked about each of them.
+        # Without Python dispatch modes, which would slow down thousands of small operations.
         with torch._C.DisableTorchFunction():
             states, *trace = _forward(from_inputs, weight)
         ctx.save_for_backward(weight, states, *trace)
@@ -121,7 +121,8 @@ def _add_product(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
 def _by_sequence(values: torch.Tensor) -> torch.Tensor:
     """Return (..., length, size), contiguous, from a tensor with time first.
 
-    bfloat16 products round by the layout, which must not depend on the batch.
+    The rounding of bfloat16 products depends on the layout, so the layout must not depend on the
+    batch.
     """
     return values.movedim(0, -2).contiguous()
 
@@ -130,7 +131,7 @@ class Recurrence(nn.Module):
     """The recurrent part of an LSTM, given the inputs' share of the gates.
 
     Attributes:
-        weight: (4·hidden, hidden), from the state before to the gates.
+        weight: (4·hidden, hidden), from the previous state to the gates.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -139,10 +140,10 @@ class Recurrence(nn.Module):
         nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, from_inputs: torch.Tensor) -> torch.Tensor:
-        """Return (batch, length, hidden) states for (batch, length, 4·hidden), from zeros.
+        """Return states (batch, length, hidden) for (batch, length, 4·hidden), starting from zeros.
 
         Of a stack of weights, (users, 4·hidden, hidden), the batch is (users, sequences of one).
-        Never in bfloat16: rounding would add up over the steps.
+        Never uses bfloat16: rounding errors would accumulate over the steps.
         """
         with torch.autocast(from_inputs.device.type, enabled=False):
             inputs = from_inputs.to(self.weight.dtype)

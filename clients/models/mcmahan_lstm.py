@@ -25,7 +25,7 @@ from fedsim.clients.models.transformers_model import TransformersModel
 from fedsim.config import ModelConfig
 
 _IN_CACHE = 2**18  # float32 numbers: a megabyte
-_SHORTEST = 1e-12  # norm by which a row is divided at least, as in `torch.nn.functional.normalize`
+_SHORTEST = 1e-12  # minimum divisor of a row, as in `torch.nn.functional.normalize`
 
 
 class McMahanLstmConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
@@ -44,15 +44,15 @@ class McMahanLstmConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
 class PlainLstm(nn.Module):
     """One LSTM layer: (batch, length, input) to (batch, length, hidden).
 
-    `torch.nn.LSTM` keeps a second list of its weights that a functional call need not reach, its
-    kernel does not show the gradients of the gates, from which per-unit gradients are made. This
-    layer costs about the same on a CPU; the engine `vmap` does not take it.
+    `torch.nn.LSTM` keeps a second list of its weights, which a functional call may not replace. Its
+    kernel also hides the gradients of the gates, which per-unit gradients need. This layer costs
+    about the same on a CPU; the engine `vmap` does not support it.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         self.input_to_gates = nn.Linear(input_size, 4 * hidden_size)
-        # One bias is enough: a second would be the same number under another name.
+        # One bias is enough: only the sum of two would matter.
         self.hidden_to_gates = Recurrence(hidden_size)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -62,14 +62,14 @@ class PlainLstm(nn.Module):
 
 
 class _UnitRows(torch.autograd.Function):
-    """`F.normalize` over rows, with a backward pass of few copies of the table.
+    """`F.normalize` over rows, with a backward pass that makes few copies of the table.
 
-    A row shorter than 1e-12 is divided by that, and its gradient is not turned.
+    A row with a norm below 1e-12 is divided by 1e-12, and its gradient is only scaled.
     """
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
-        """Return the rows at norm 1, and one over their norms, (rows, 1)."""
+        """Return the rows with norm 1, and the inverse of the original norms, (rows, 1)."""
         inverse = 1.0 / weight.norm(dim=-1, keepdim=True).clamp_min(_SHORTEST)
         rows = weight * inverse
         ctx.mark_non_differentiable(inverse)
@@ -80,7 +80,7 @@ class _UnitRows(torch.autograd.Function):
     def backward(ctx: Any, d_rows: torch.Tensor, *_unused: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         """Return (g − ŵ·(ŵ·g))/r for a row of norm r with the gradient g of ŵ."""
         rows, inverse = ctx.saved_tensors
-        # `vecdot` writes all products down before it adds them up; tables are large.
+        # Not `vecdot`, which stores all products before summing them; tables are large.
         along = torch.bmm(d_rows[:, None, :], rows[:, :, None])[:, :, 0]
         turned = torch.addcmul(
             d_rows, torch.where(inverse < 1.0 / _SHORTEST, along, 0.0), rows, value=-1
@@ -89,11 +89,11 @@ class _UnitRows(torch.autograd.Function):
 
 
 class UnitRows(NamedTuple):
-    """A table of which every row is divided by its L2 norm.
+    """A table with every row divided by its L2 norm.
 
     Attributes:
         rows: (..., rows, width), each of norm 1.
-        inverse: one over the norms, (..., rows, 1).
+        inverse: inverse of the original norms, (..., rows, 1).
     """
 
     rows: torch.Tensor
@@ -101,16 +101,16 @@ class UnitRows(NamedTuple):
 
 
 def unit_rows(weight: torch.Tensor) -> UnitRows:
-    """Return the rows of (..., rows, width) at norm 1; a row under 1e-12 is divided by that."""
+    """Return the rows of (..., rows, width) with norm 1; norms below 1e-12 count as 1e-12."""
     return UnitRows(*_UnitRows.apply(weight))  # type: ignore[no-untyped-call]
 
 
 class UnitScores(nn.Module):
-    """A vector's product with every word's embedding, each at norm 1."""
+    """A vector's product with every word's embedding, scaled to norm 1."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        # In a tuple: the embedding is not to be registered, and saved, a second time.
+        # In a tuple, so the embedding is not registered (and saved) a second time.
         self._embedding = (embedding,)
 
     @property
@@ -125,14 +125,14 @@ class UnitScores(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class NormalisedRows:
-    """The map from a gradient of rows at norm 1 to one of the rows that are stored.
+    """Map a gradient of the rows with norm 1 to the gradient of the stored rows.
 
-    For a row w of norm r the gradient g of w/r becomes (g − w·(w·g)/r²)/r; that of a row under
-    1e-12, which is divided by that, is not turned.
+    For a row w of norm r the gradient g of w/r becomes (g − w·(w·g)/r²)/r. For a row with a norm
+    below 1e-12 it becomes g/1e-12.
 
     Attributes:
-        rows: as they are stored, (rows, width), or of a stack of tables.
-        inverse: what they are multiplied by, see `UnitRows`.
+        rows: stored rows, (rows, width), or those of a stack of tables.
+        inverse: factors of the rows, see `UnitRows`.
     """
 
     rows: torch.Tensor
@@ -144,7 +144,7 @@ class NormalisedRows:
 
     def __call__(self, gradient: torch.Tensor) -> None:
         """Change a gradient, (rows, width), in place."""
-        rows, width = gradient.shape  # a processor takes as many rows as its cache holds
+        rows, width = gradient.shape  # as many rows at once as fit in the cache
         size = rows if gradient.is_cuda else max(1, _IN_CACHE // width)
         parts = (gradient, self.rows, self.inverse, self._squares)
         for part, stored, inverse, squares in zip(
@@ -155,16 +155,16 @@ class NormalisedRows:
 
     @cached_property
     def _squares(self) -> torch.Tensor:
-        """1/r², (rows, 1), and 0 for short rows."""
+        """Return 1/r², (rows, 1), or 0 for norms below 1e-12."""
         return torch.where(self.inverse < 1.0 / _SHORTEST, self.inverse.square(), 0.0)
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Embedding 96, LSTM 256, "output embedding" 96, scored against the same word embeddings.
 
-    The paper keeps each word embedding at L2 norm 1. Here the stored row may have any length
-    and is divided by it on each use, so that an update is an unconstrained vector that can be
-    clipped and noised like any other.
+    The paper keeps each word embedding at L2 norm 1. Here the stored row may have any norm, and
+    each use divides it by its norm. So an update is an unconstrained vector that can be clipped
+    and noised like any other.
     """
 
     config_class = McMahanLstmConfig
@@ -185,20 +185,20 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
 
         Args:
             input_ids: int64 word ids.
-            unused: what callers of transformers models pass, such as `use_cache`.
+            unused: ignored arguments of transformers models, such as `use_cache`.
         """
         words = F.normalize(self.embedding(input_ids), dim=-1, eps=_SHORTEST)
         outputs = self.output_embedding(self.lstm(words))
         return CausalLMOutput(logits=self.scores(outputs, unit_rows(self.embedding.weight)))
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the embedding, which is the output layer too."""
+        """Return the embedding, which is also the output layer."""
         return self.embedding
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
-            # Rows of length about 1: dividing by the length then leaves gradients their size.
+            # Rows of norm about 1: dividing by the norm then keeps the size of gradients.
             initialization.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=module.in_features**-0.5)
@@ -222,17 +222,17 @@ def load(
 ) -> TransformersModel:
     """Load mcmahan-lstm: 10,000 words, 1.35 M parameters.
 
-    Its dictionary and its starting point come from public text alone, as in the paper; the
-    first load makes them (a minute or two on a CPU), later ones read them from the cache.
+    Its dictionary and its initial parameters come from public text alone, as in the paper. The
+    first load computes them (a minute or two on a CPU); later loads read them from the cache.
 
     Args:
-        config: `pretraining_steps` may be 0 for a random start.
-        seed: the run's seed; adapters start from it.
-        sequence_length: the longest example, in words; any length will do.
-        device: where logits are to be computed, in torch's spelling.
+        config: model config; `pretraining_steps` = 0 gives random initial parameters.
+        seed: seed of the run; it determines the initial adapters.
+        sequence_length: maximum length of an example, in words; any length is allowed.
+        device: device of the logits, in torch's notation.
 
     Raises:
-        ConfigError: nothing to train.
+        ConfigError: no parameter is trainable.
     """
     tokenizer = word_tokenizer(VOCABULARY_SIZE)
     network = McMahanLstmConfig(

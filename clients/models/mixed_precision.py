@@ -1,7 +1,7 @@
 """Mixed precision: logits under bfloat16 autocast, parameters and gradients in float32.
 
-Frozen weights that bfloat16 holds exactly, as those of a checkpoint that was published in it, are
-kept in it: half of the memory, and no copies of them that a pass keeps for its gradient.
+Frozen weights that bfloat16 represents exactly (for example, of a checkpoint published in bfloat16)
+stay in bfloat16. This halves their memory, and a pass keeps no casted copies for its gradient.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Model = TypeVar("Model", bound=LanguageModel)
 
 
 class MixedPrecision:
-    """`model` with its logits computed under `torch.autocast`; all else is the model's own.
+    """`model` with logits computed under `torch.autocast`; everything else is unchanged.
 
-    The backward pass then computes in the types of the forward pass. Gradients of parameters, and
-    their norms and clipped sums, have the parameters' type: a clip must take the norm of exactly
-    the numbers that are added up.
+    The backward pass uses the types of the forward pass. Gradients of parameters, their norms and
+    clipped sums have the parameters' type: a clip must use the norm of exactly the numbers that
+    are summed.
 
     Attributes:
-        exact: the model without it.
+        exact: the model without mixed precision.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -36,17 +36,17 @@ class MixedPrecision:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the model has)
         """Return the model's own attribute."""
-        if name == "exact":  # not set yet, as in a copy being made
+        if name == "exact":  # not set yet, for example during a copy
             raise AttributeError(name)
         return getattr(self.exact, name)
 
     def logits(
         self, parameters: Tensors, tokens: torch.Tensor, *positions: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the model returns, products of matrices rounded to bfloat16.
+        """Return the model's logits, with matrix products in bfloat16.
 
-        Weights are cast in each call: a cache of casts would outlive one transform of
-        `torch.func` and be found by the next.
+        Weights are cast in each call: cached casts of one `torch.func` transform would leak into
+        the next.
         """
         device = self.exact.device.type
         with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
@@ -54,7 +54,7 @@ class MixedPrecision:
 
 
 def in_precision(model: LanguageModel, precision: Precision) -> LanguageModel:
-    """Return the model, computing in `precision`; for bfloat16 see `narrow_frozen_`, too."""
+    """Return the model with `precision`; for bfloat16 see also `narrow_frozen_`."""
     if precision == "float32":
         return model
     mixed = cast(LanguageModel, MixedPrecision(model))
@@ -68,24 +68,24 @@ def in_float32(model: Model) -> Model:
 
 
 class NarrowLinear(nn.Linear):
-    """A linear layer whose weight may be in bfloat16 where its inputs are wider."""
+    """A linear layer with a weight that may be bfloat16 while its inputs are wider."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (nn.Linear's own name)
-        """Return what `nn.Linear` does of the weight in the type of the inputs."""
-        mixed = torch.is_autocast_enabled(input.device.type)  # which takes both as they are
+        """Return the outputs of `nn.Linear` with the weight cast to the inputs' type."""
+        mixed = torch.is_autocast_enabled(input.device.type)  # autocast accepts both types
         weight = self.weight if mixed else self.weight.to(input.dtype)
         return F.linear(input, weight, self.bias)
 
     def _get_name(self) -> str:
-        # As torch prints it: a run's draws go by the printed layers, and this is the same layer.
+        # Printed as the original layer: a run's random draws depend on the printed network.
         return "Linear"
 
 
 class NarrowEmbedding(nn.Embedding):
-    """A table of words in bfloat16, which gives float32."""
+    """A bfloat16 embedding table that returns float32."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (nn.Embedding's own name)
-        """Return what `nn.Embedding` does of a table in float32."""
+        """Return the outputs of `nn.Embedding` with a float32 table."""
         return super().forward(input).to(torch.float32)
 
     def _get_name(self) -> str:
@@ -96,19 +96,19 @@ _NARROW: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: NarrowLinear,
     nn.Embedding: NarrowEmbedding,
 }
-_TOKENS = 8  # of a made-up text, at most
+_TOKENS = 8  # maximum length of a made-up text
 
 
 @torch.no_grad()
 def narrow_frozen_(model: LanguageModel) -> None:
-    """Keep frozen weights of linear layers and tables in bfloat16 where it holds them exactly.
+    """Store frozen weights of linear layers and tables in bfloat16 if that is exact.
 
-    Logits are the same to the bit, in float32 too: that is tried on a made-up text, and where they
-    are not (a network that reads a layer's weight itself) all stays as it is. A model that cannot
-    be looked into, or whose parameters all move, has nothing to keep.
+    Logits stay the same bit for bit, also in float32. A trial on a made-up text checks this; if it
+    fails (a network that reads a layer's weight directly), nothing is changed. Nothing is changed
+    either if the model hides its network or trains all parameters.
 
     Args:
-        model: in mixed precision; its network is changed in place.
+        model: model in mixed precision; its network is changed in place.
     """
     module, moving = module_of(model), getattr(model, "places", {})
     layers: dict[nn.Parameter, list[nn.Module]] = {}
@@ -118,7 +118,8 @@ def narrow_frozen_(model: LanguageModel) -> None:
         of_the_layer = {f"{above}.{own}" for own, _ in layer.named_parameters(recurse=False)}
         known = type(layer) in _NARROW or isinstance(layer, NarrowLinear)
         fits = known and name == "weight" and not moving.keys() & of_the_layer
-        layers.setdefault(value, []).append(layer if fits else module)  # which fits nowhere
+        # `module` marks a value that stays in float32.
+        layers.setdefault(value, []).append(layer if fits else module)
     narrow = {
         value: parts
         for value, parts in layers.items()
@@ -132,7 +133,7 @@ def narrow_frozen_(model: LanguageModel) -> None:
         value.data = value.data.to(torch.bfloat16)
     for part, kind in kinds.items():
         part.__class__ = _NARROW.get(kind, kind)
-    with suppress(RuntimeError):  # of types that differ
+    with suppress(RuntimeError):  # raised if types differ
         if all(map(torch.equal, before, _try(model))):
             return
     for value in narrow:
@@ -146,7 +147,7 @@ def _fits_bfloat16(value: torch.Tensor) -> bool:
 
 
 def _try(model: LanguageModel) -> list[torch.Tensor]:
-    """Return logits of a made-up text, in both precisions."""
+    """Return the logits of a made-up text, in both precisions."""
     parameters = {
         name: value.to(model.device) for name, value in model.initial_parameters().items()
     }

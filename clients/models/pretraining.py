@@ -1,7 +1,7 @@
 """Pre-train the built-in models on public text, once; later runs read the cache.
 
 McMahan et al. 2018, App. B: starting from a model of public text is likely the best approach in
-practice. The text is other than the one fine-tuned on, so no budget is spent.
+practice. The text differs from the fine-tuning text, so no budget is spent.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Schedule:
 
     Attributes:
         steps: AdamW steps; 0 keeps the random start.
-        learning_rate: the peak, reached after `warmup_steps`, then a cosine down to a tenth.
+        learning_rate: peak learning rate, reached after `warmup_steps`; then a cosine decay to a
+            tenth.
         warmup_steps: steps of linear rise.
-        batch_size: blocks a step.
-        block_length: tokens a block, cut anywhere out of the speeches laid end to end.
-        seed: of the random start and of the blocks. It is not the run's seed: every run
-            starts from the same model.
+        batch_size: blocks per step.
+        block_length: tokens per block, cut at random places out of the concatenated speeches.
+        seed: seed of the random initial parameters and of the blocks. It is not the run's seed:
+            every run starts from the same model.
     """
 
     steps: int
@@ -60,7 +61,7 @@ class Schedule:
     seed: int = 20180217
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, from 0."""
+        """Return the learning rate of a step; steps count from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
@@ -70,17 +71,17 @@ class Schedule:
 def pretrained(
     name: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, schedule: Schedule
 ) -> PreTrainedModel:
-    """Return the pre-trained network, from the cache where it was made before.
+    """Return the pre-trained network, from the cache if possible.
 
     The key covers the config, tokenizer, text, schedule and the versions of torch and
-    transformers. The folder appears whole or not at all; of two processes that make it at the
-    same time, one wins and both use it. Training is in float32 on the CPU; its last bits may
-    differ between machines, so take the cached folder along where they matter.
+    transformers. The folder is created atomically; if two processes create it at the same time, one
+    wins and both use it. Training is in float32 on the CPU. Its last bits may differ between
+    machines; copy the cached folder if they matter.
 
     Args:
-        name: how the folder under `cache_dir()/models` begins.
-        config: a config that `AutoModelForCausalLM` knows.
-        tokenizer: with an end token, which is put between speeches.
+        name: prefix of the folder's name under `cache_dir()/models`.
+        config: config of an architecture in `AutoModelForCausalLM`.
+        tokenizer: tokenizer with an end token, which separates speeches.
         schedule: steps, learning rate and batches.
 
     Raises:
@@ -89,7 +90,7 @@ def pretrained(
     key = _key(config, tokenizer, schedule)
     folder = cache_dir() / "models" / f"{name}-{key}"
     if not folder.exists():
-        writable_cache_dir()  # found before the training, which takes minutes
+        writable_cache_dir()  # fail before the training, which takes minutes
         module = random_start(config, schedule.seed)
         if schedule.steps:
             _train(module, _packed(tokenizer), schedule, name)
@@ -103,16 +104,16 @@ def pretrained(
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-    except Exception as error:  # transformers and what it builds on have errors of many kinds
+    except Exception as error:  # transformers and its dependencies raise many kinds of errors
         raise ConfigError(
-            f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it, to train it "
+            f"the pre-trained {name} kept in {folder} is damaged: {error}; delete it to train it "
             "again"
         ) from error
     return module
 
 
 def random_start(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """Return a network with random weights; the global generator is left as it was."""
+    """Return a network with random weights; the global generator's state does not change."""
     with torch.random.fork_rng(devices=[]), quietly():
         torch.manual_seed(seed)
         module: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -123,7 +124,7 @@ def random_start(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
 
 
 def describe_origin(schedule: Schedule) -> str:
-    """Return the sentence of the report on where vocabulary and starting point come from."""
+    """Return the report's sentence on the origin of vocabulary and initial parameters."""
     words = sum(len(text.split()) for text in public_text())
     start = (
         f"The starting point was pre-trained for {schedule.steps} steps on"
@@ -138,7 +139,7 @@ def describe_origin(schedule: Schedule) -> str:
 
 
 def _train(module: PreTrainedModel, stream: torch.Tensor, schedule: Schedule, name: str) -> None:
-    """Take the schedule's steps on `module`, in place."""
+    """Train `module` in place by the schedule."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=schedule.learning_rate, weight_decay=0.1)
     generator = torch.Generator().manual_seed(schedule.seed)
     within_block = torch.arange(schedule.block_length + 1)
@@ -158,14 +159,14 @@ def _train(module: PreTrainedModel, stream: torch.Tensor, schedule: Schedule, na
 
 
 def _packed(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
-    """Return the public speeches as one line of ids, each between its begin and end tokens."""
+    """Return the ids of all public speeches, concatenated, with begin and end tokens."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     encoded = tokenizer(list(public_text()), add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor([token for ids in encoded for token in (begin, *ids, end)])
 
 
 def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write beside the folder, then rename: a folder that exists is complete."""
+    """Write a temporary folder, then rename it: an existing folder is always complete."""
     with naming(folder), folder_beside(folder) as temporary:
         with quietly():
             module.save_pretrained(temporary)
@@ -174,7 +175,7 @@ def _keep(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: P
         try:
             rename_synced(temporary, folder)
         except OSError:
-            if not folder.exists():  # else another process was first; its folder is as good
+            if not folder.exists():  # else another process was first; use its folder
                 raise
 
 

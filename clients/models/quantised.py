@@ -1,6 +1,6 @@
-"""A frozen base in 8 or 4 bits: linear layers unpack their weights for each product.
+"""A frozen base model in 8 or 4 bits: linear layers unpack their weights for each product.
 
-Only weights are rounded, never activations: nothing in a pass depends on its other rows.
+Only weights are rounded, not activations, so a row's result does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK = 64  # numbers that share a scale, as in QLoRA (Dettmers et al. 2023, ar
 
 
 class QuantisedLinear(nn.Module):
-    """A frozen linear layer; its gradient is that of the layer with the rounded weight.
+    """A frozen linear layer with a rounded weight; gradients are exact for that weight.
 
     Attributes:
         packed: the weight's codes, uint8.
@@ -32,12 +32,12 @@ class QuantisedLinear(nn.Module):
     scales: torch.Tensor
 
     def __init__(self, layer: nn.Linear | Conv1D, kind: Quantisation) -> None:
-        """Round the weight of `layer`, which is on the CPU: a GPU may round ties otherwise."""
+        """Round the weight of `layer`, on the CPU: a GPU may round ties differently."""
         super().__init__()
         weight = layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
         self.kind, self.shape, self.bias = kind, weight.shape, layer.bias
         numbers, operations = weight.float().flatten(), torch.ops.bitsandbytes
-        # One block a row: on a CPU bitsandbytes reads others wrongly, of rows that are no multiple.
+        # One block per row: on a CPU bitsandbytes misreads rows of a partial number of blocks.
         rows = F.pad(numbers, (0, -len(numbers) % _BLOCK)).view(-1, _BLOCK)
         if kind == "nf4":
             packed, scales = operations.quantize_4bit(rows, _BLOCK, kind, torch.uint8)
@@ -64,7 +64,7 @@ class QuantisedLinear(nn.Module):
         return self.unpacked(torch.float32)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (nn.Linear's own name)
-        """Return what a linear layer with the rounded weight does."""
+        """Return the outputs of a linear layer with the rounded weight."""
         device = input.device.type
         if torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))  # noqa: A001
@@ -72,12 +72,12 @@ class QuantisedLinear(nn.Module):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def extra_repr(self) -> str:
-        """Return what torch prints of the layer: a run's identity depends on it."""
+        """Return torch's printed description of the layer; a run's identity depends on it."""
         return f"{self.shape[1]}, {self.shape[0]}, bias={self.bias is not None}, kind={self.kind}"
 
 
 class _Product(torch.autograd.Function):
-    """x·Wᵀ that keeps the packed weight for the backward pass, not the unpacked one."""
+    """x·Wᵀ; keeps the packed weight for the backward pass, not the unpacked one."""
 
     generate_vmap_rule = True
 
@@ -95,13 +95,13 @@ class _Product(torch.autograd.Function):
 
 
 def quantise_(module: nn.Module, config: ModelConfig) -> None:
-    """Hold the linear layers of a frozen network in `config.quantisation`, in place.
+    """Quantise the linear layers of a frozen network to `config.quantisation`, in place.
 
-    Left as they are: adapters, the output layer, weights that two modules share, and weights that
-    are not finite, which are refused later. All else becomes float32.
+    Not quantised: adapters, the output layer, weights that two modules share, and weights that are
+    not finite, which are refused later. All other parameters become float32.
 
     Raises:
-        ConfigError: bitsandbytes is missing, or the network has no such layer.
+        ConfigError: bitsandbytes is not installed, or the network has no such layer.
     """
     kind = config.quantisation
     assert kind is not None  # noqa: S101 (the caller asks)
@@ -124,7 +124,7 @@ def quantise_(module: nn.Module, config: ModelConfig) -> None:
     if not layers:
         raise ConfigError(
             f"model.quantisation = {kind!r}: the network of {config.name_or_path!r} has no linear "
-            "layers besides its output layer; leave it out"
+            "layers besides its output layer; leave this key out"
         )
     for name, part in layers:
         above, _, own = name.rpartition(".")
@@ -133,5 +133,5 @@ def quantise_(module: nn.Module, config: ModelConfig) -> None:
 
 
 def _codes(device: torch.device) -> torch.Tensor:
-    """Return what the 256 codes of 8 bits stand for, in units of a block's scale."""
+    """Return the values of the 256 codes of 8 bits, in units of a block's scale."""
     return (torch.arange(256, device=device) - 128).clamp(min=-127) / 127

@@ -1,7 +1,7 @@
-"""A network on several GPUs: its blocks one after the other, all else on the first of them.
+"""Split a network over several GPUs: consecutive blocks per GPU, the rest on the first GPU.
 
-accelerate's `dispatch_model` will not do: it takes the place of each block's `forward`, as
-`checkpointing.py` does.
+accelerate's `dispatch_model` does not work here: it replaces each block's `forward`, and so does
+`checkpointing.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedsim.errors import ConfigError
 
 
 def place_(module: nn.Module, blocks: Sequence[nn.Module], devices: Sequence[str]) -> None:
-    """Move a network to devices; about equally many blocks to each.
+    """Move a network to devices, with about the same number of blocks on each.
 
     Raises:
-        ConfigError: more than one device, and fewer blocks.
+        ConfigError: there are fewer blocks than devices, and more than one device.
     """
     if len(devices) > max(1, len(blocks)):
         raise ConfigError(
-            f"executor.gpus_per_worker: a network of {len(blocks)} blocks cannot be held by "
+            f"executor.gpus_per_worker: a network of {len(blocks)} blocks cannot be split over "
             f"{len(devices)} GPUs; give fewer"
         )
     module.to(devices[0])
@@ -35,7 +35,7 @@ def place_(module: nn.Module, blocks: Sequence[nn.Module], devices: Sequence[str
 
 
 def follow_(blocks: Sequence[nn.Module], devices: Sequence[str]) -> None:
-    """Let what a block is called with follow it to its device, and the last one's output return."""
+    """Hook blocks to move inputs to their device, and the last output to the first device."""
     for number, block in enumerate(blocks):
         device = devices[number * len(devices) // len(blocks)]
         block.register_forward_pre_hook(partial(_inputs, device), with_kwargs=True)

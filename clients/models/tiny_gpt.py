@@ -20,17 +20,17 @@ def load(
 ) -> TransformersModel:
     """Load tiny-gpt: width 128, 4 layers, 4 heads, tied embeddings, 1.07 M parameters.
 
-    Its byte-level BPE and its starting point come from public text alone; the first load makes
-    them (a minute or two on a CPU), later ones read them from the cache.
+    Its byte-level BPE and its initial parameters come from public text alone. The first load
+    computes them (a minute or two on a CPU); later loads read them from the cache.
 
     Args:
-        config: `pretraining_steps` may be 0 for a random start.
-        seed: the run's seed; adapters start from it.
-        sequence_length: the longest example, at most 128 tokens.
-        device: where logits are to be computed, in torch's spelling.
+        config: model config; `pretraining_steps` = 0 gives random initial parameters.
+        seed: seed of the run; it determines the initial adapters.
+        sequence_length: maximum length of an example, up to 128 tokens.
+        device: device of the logits, in torch's notation.
 
     Raises:
-        ConfigError: sequences too long, or nothing to train.
+        ConfigError: sequences are too long, or no parameter is trainable.
     """
     tokenizer = byte_pair_tokenizer(VOCABULARY_SIZE)
     network = GPT2Config(
@@ -46,7 +46,7 @@ def load(
         eos_token_id=tokenizer.eos_token_id,
     )
     steps = DEFAULT_STEPS if config.pretraining_steps is None else config.pretraining_steps
-    # Blocks as long as there are positions, so that none of them starts fine-tuning at random.
+    # Blocks use all positions, so every position is pre-trained.
     schedule = Schedule(steps=steps, learning_rate=2e-3, batch_size=16, block_length=POSITIONS)
     return TransformersModel(
         pretrained(NAME, network, tokenizer, schedule),

@@ -1,7 +1,6 @@
 """The two built-in tokenizers, learned from public text alone.
 
-A vocabulary learned from private text would be a query on it that is not accounted for, so none is
-ever learned from the data of a run.
+No vocabulary is learned from the data of a run: it would be a query without a privacy cost.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}assistant:
 {% endif -%}
 """
-NO_LIMIT = 10**9  # how long a text may be is the data store's business
+NO_LIMIT = 10**9  # the data store limits the length of texts
 
 
 @cache
 def public_text() -> tuple[str, ...]:
-    """Return the public speeches; they are read once a process."""
+    """Return the public speeches; each process reads them once."""
     return tuple(public_speeches())
 
 
 def byte_pair_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of the public text in which any text has its ids.
+    """Return a byte-level BPE of the public text; it can encode any text.
 
     Args:
-        vocabulary_size: ids in all: 256 bytes, one token that begins, ends and pads, and merges.
+        vocabulary_size: number of ids: 256 bytes, one token for begin, end and padding, and merges.
     """
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(_byte_pairs(vocabulary_size)),
@@ -62,13 +61,13 @@ def byte_pair_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:
 
 
 def word_tokenizer(vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """Return the words of the public text, most frequent first, lower-cased (App. B).
+    """Return a tokenizer of the public text's most frequent words, in lower case (App. B).
 
-    A word is a run of letters and digits with its inner apostrophes; a punctuation mark is a
-    word of its own; any other word is UNK.
+    A word is a run of letters and digits with inner apostrophes, or one punctuation mark. Words
+    outside the vocabulary are UNK.
 
     Args:
-        vocabulary_size: ids at most, UNK, BOS and EOS counted in.
+        vocabulary_size: maximum number of ids, including UNK, BOS and EOS.
     """
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(_words(vocabulary_size)),

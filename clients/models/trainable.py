@@ -27,15 +27,15 @@ def select_trainable(
     """Return the names to train, in the order given.
 
     Args:
-        names: every parameter's name; a tied parameter is listed once.
+        names: names of all parameters; a tied parameter is listed once.
         pattern: "all", or a regular expression searched anywhere in a name.
-        lora: whether adapters were added; "all" then means all of the adapters and nothing else,
-            since the point of an adapter is that the rest stays still.
+        lora: whether adapters were added; "all" then means all adapters and nothing else, since
+            the rest is to stay frozen.
         freeze_a: whether "all" leaves out the adapters' first matrices, A (FFA-LoRA, Sun et al.
-            2024, arXiv:2403.12313: with A still, noise enters the product once).
+            2024, arXiv:2403.12313: with a frozen A, noise enters the product once).
 
     Raises:
-        ConfigError: not a regular expression, or it finds no name.
+        ConfigError: `pattern` is not a regular expression, or matches no name.
 
     Examples:
         >>> names = ["wte.weight", "h.0.ln_1.weight", "h.0.attn.weight"]
@@ -55,47 +55,47 @@ def select_trainable(
     matching = [name for name in names if expression.search(name)]
     if not matching:
         raise ConfigError(
-            f"model.trainable = {pattern!r}: finds none of the {len(names)} parameters; "
+            f"model.trainable = {pattern!r}: matches none of the {len(names)} parameters; "
             f"their names begin with {', '.join(names[:8])}"
         )
     return matching
 
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_SHOWN = 300  # characters of a reason
+_SHOWN = 300  # maximum characters of a reason
 _FIRST = re.compile(r"\.lora_(embedding_)?A\.")
 _ADAPTED = (nn.Linear, nn.Embedding, Conv1D)
 
 
 def add_lora(module: PreTrainedModel, config: ModelConfig) -> PeftModel:
-    """Return `module` with adapters inside; it computes what it computed before.
+    """Return `module` with adapters added; its outputs do not change.
 
-    An adapted weight is W + (α/rank)·B·A, or α/√rank with `lora_rank_stabilised` (Kalajdzievski
-    2023, arXiv:2312.03732): A is drawn from torch's global generator (so call this under
-    `torch.random.fork_rng`), B starts at zero. With `dropout` the adapters' inputs go through
+    An adapted weight is W + (α/rank)·B·A, or with α/√rank if `lora_rank_stabilised` (Kalajdzievski
+    2023, arXiv:2312.03732). A is drawn from torch's global generator, so call this under
+    `torch.random.fork_rng`; B starts at zero. With `dropout` the adapters' inputs go through
     dropout layers.
 
     Args:
         module: the network; it is changed in place.
-        config: `lora_rank` > 0; `lora_alpha`, by default twice that; `lora_target_modules`, by
-            default peft's for the architecture; where peft has none, every linear layer but the
-            output layer, of a mixture of experts those of attention; `dropout`, 0 for none.
+        config: `lora_rank` > 0; `lora_alpha`, by default twice the rank; `dropout`, 0 for none;
+            `lora_target_modules`, by default peft's for the architecture. If peft has no default:
+            all linear layers except the output layer; in a mixture of experts, those of attention.
 
     Raises:
-        ConfigError: no module is called so, or it is of a kind that has no adapter.
+        ConfigError: no module has a given name, or its kind does not support adapters.
     """
     targets = list(config.lora_target_modules)
     parts = {f".{name}": part for name, part in module.named_modules()}
     linear = [name for name, part in parts.items() if isinstance(part, _ADAPTED)]
     known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-    for target in targets:  # peft refuses them only where there is none of any
+    for target in targets:  # peft refuses only if no target exists at all
         if not any(name.endswith(f".{target}") for name in parts):
             raise ConfigError(
-                f"model.lora_target_modules = {targets}: no layer is called {target!r}. "
+                f"model.lora_target_modules = {targets}: no layer has the name {target!r}. "
                 f"Known: {known}"
             )
     adapters = LoraConfig(
-        # A network of ours does not generate, and peft's class for those that do wants that.
+        # fedsim's own networks cannot generate text, and peft's class for causal LMs needs that.
         task_type="CAUSAL_LM" if hasattr(module, "prepare_inputs_for_generation") else None,
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
@@ -118,7 +118,7 @@ def _default_targets(module: PreTrainedModel) -> list[str] | str:
     known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(module.config.model_type)
     if known is not None:
         return cast("list[str] | str", known)
-    # For every linear layer of a mixture of experts, peft takes the stacked weights too.
+    # For all linear layers of a mixture of experts, peft would also adapt the stacked weights.
     weights = module.named_parameters()
     if not any(".experts." in name and value.ndim > 2 for name, value in weights):
         return "all-linear"
@@ -130,16 +130,16 @@ def _default_targets(module: PreTrainedModel) -> list[str] | str:
 
 
 def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
-    """Return `module` with the adapters of a folder inside.
+    """Return `module` with the adapters of a folder.
 
     Args:
         module: the network; it is changed in place.
-        folder: of peft: adapter_config.json and weights as safetensors.
-        base: what `module` was opened from, for errors.
+        folder: folder written by peft: adapter_config.json and weights as safetensors.
+        base: name or path of `module`, for errors.
 
     Raises:
-        ConfigError: no such folder, not LoRA, or adapters of another network: of modules that this
-            one lacks, of other sizes, or fewer or more than it needs.
+        ConfigError: the folder does not exist, the adapters are not LoRA, or they do not fit this
+            network: unknown modules, other sizes, or missing or extra adapters.
     """
     path = Path(folder).expanduser()
     field = f"model.adapter = {folder!r}"
@@ -162,15 +162,15 @@ def open_adapter(module: PreTrainedModel, folder: str, base: str) -> PeftModel:
         raise ConfigError(f"{field}: does not fit {base!r}: {reason}") from error
     absent = [name for name in loaded.missing_keys if ".lora_" in name]
     if wrong := [*absent, *loaded.unexpected_keys]:
-        raise ConfigError(f"{field}: is of another network than {base!r}: {wrong[0]}")
+        raise ConfigError(f"{field}: belongs to another network than {base!r}: {wrong[0]}")
     return cast(PeftModel, adapted)
 
 
 def check_merges(module: nn.Module, config: ModelConfig) -> None:
-    """Raise `ConfigError` where merging would give another network than the one that is trained.
+    """Raise `ConfigError` if the merged network would differ from the trained network.
 
-    An adapted weight that has a second place in the network, as a table of words that is the output
-    layer too, is adapted in one of them and would be merged in both.
+    If two modules share a weight (such as the embedding and the output layer), only one of them is
+    adapted, but merging would change both.
     """
     places = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     for name, part in module.named_modules():
@@ -183,5 +183,5 @@ def check_merges(module: nn.Module, config: ModelConfig) -> None:
             raise ConfigError(
                 f"model.{field}: the weight of "
                 f"{name.removeprefix('base_model.model.')!r} is also that of another module, which "
-                "merging would change too; adapt another, or give model.merged = false"
+                "merging would change too; adapt another layer, or give model.merged = false"
             )

@@ -39,22 +39,23 @@ from fedsim.utils.terminal import quietly
 class TransformersModel:
     """A causal language model of transformers, or one with adapters, as a `LanguageModel`.
 
-    The module stays in evaluation mode: its own dropout would draw from a global generator,
-    so that an example's gradient would depend on which examples were computed before it.
-    `config.dropout` puts layers in their place that drop by the streams of `row_streams`. Nothing
-    in the module requires a gradient; only what is handed to `logits` does.
+    The module stays in evaluation mode: its own dropout would draw from a global generator, so an
+    example's gradient would depend on the examples before it. `config.dropout` replaces these
+    layers by layers that use the streams of `row_streams`. No parameter of the module requires a
+    gradient; only tensors passed to `logits` do.
 
     Attributes:
-        module: the network, for engines that look inside; its own weights never change.
+        module: the network, for engines that use its layers; its own weights never change.
         tokenizer: the transformers tokenizer.
-        earlier_training: sentences of `origin` on training that the start has behind it.
-        encoder: what `encode` calls; it can be sent to a process that has no network.
-        places: every name in the module that a trainable parameter goes by, to the first.
-        is_adapter: whether adapters are all that is trained.
-        blocks: the parts of the network that may be computed again in the backward pass.
-        dropout: the probability with which an engine is to let entries be dropped.
-        attention: "sdpa" is fused: then rows hold one sequence each, and `vmap` has no rule for it.
-        quantisation: of the frozen linear layers, or None.
+        earlier_training: sentences of `origin` on the training before this run.
+        encoder: encoder behind `encode`; it can be sent to a process without the network.
+        places: map from each name of a trainable parameter in the module to its first name.
+        is_adapter: whether only adapters are trained.
+        blocks: parts of the network that may be recomputed in the backward pass.
+        dropout: dropout probability.
+        attention: attention kind. "sdpa" is fused: rows then hold one sequence each, and `vmap` has
+            no rule for it.
+        quantisation: quantisation of the frozen linear layers, or None.
     """
 
     def __init__(
@@ -68,12 +69,13 @@ class TransformersModel:
         sequence_length: int = 64,
         device: str = "cpu",
     ) -> None:
-        """Wrap `module`, which is taken over: adapters go into it, and it moves to `device`.
+        """Wrap `module` and change it in place: adapters are added, and it moves to `device`.
 
-        Several devices are named with commas between them. Parameters and tokens are on the first.
+        Separate several devices by commas; parameters and tokens are on the first.
 
         Raises:
-            ConfigError: module and tokenizer do not fit each other, the sequences or `config`.
+            ConfigError: module and tokenizer do not fit each other, or the sequence length, or
+                `config`.
         """
         self.name = config.name_or_path
         self.origin = origin
@@ -87,8 +89,8 @@ class TransformersModel:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ConfigError(
-                f"model.name_or_path = {self.name!r}: its tokenizer is none of the package "
-                "tokenizers; take a model with a tokenizer.json"
+                f"model.name_or_path = {self.name!r}: its tokenizer is not one of the package "
+                "tokenizers; use a model with a tokenizer.json"
             )
         self._tokenizer_json = backend.to_str()
         self.tokenizer_fingerprint = hashlib.sha256(self._tokenizer_json.encode()).hexdigest()
@@ -120,15 +122,15 @@ class TransformersModel:
         self._trainable = _subset(self.module, selected)
         self.places = _places(self.module, set(selected))
         self.is_adapter = all(".lora_" in name for name in selected)
-        if self.dropout:  # raises where a layer that drops sees tokens without their texts
+        if self.dropout:  # raises if the input of a dropout layer has no row per text
             text = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
             with torch.no_grad(), row_streams(text[:, 0]):
                 self.logits(self._trainable, text)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return, per text, its ids between a begin and an end token; never truncated.
+        """Return the ids of each text between a begin and an end token, without truncation.
 
-        A special token that is spelt out in a text is read as text: no text can end early.
+        A special token spelt out in a text is read as text, so a text cannot end early.
         """
         return self.encoder(texts)
 
@@ -136,10 +138,10 @@ class TransformersModel:
         """Return the encoder of conversations; see `ChatEncoder`.
 
         Args:
-            loss_on: which tokens count.
+            loss_on: tokens that count in the loss.
             chat_template: a Jinja file, or "tokenizer" or None for the tokenizer's own template;
-                with None, prompts and completions that are strings go through none.
-            field: the config's key and value that asks, for errors.
+                with None, prompts and completions that are strings do not use a template.
+            field: key and value in the config, for errors.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -162,7 +164,7 @@ class TransformersModel:
         return ChatEncoder(tokenizer, begin, end, template, special, wraps, loss_on, field)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; begin and end tokens are left out."""
+        """Return the text of token ids, without begin and end tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def initial_parameters(self) -> dict[str, torch.Tensor]:
@@ -177,14 +179,13 @@ class TransformersModel:
     ) -> torch.Tensor:
         """Return next-token logits, (batch, length, vocabulary_size), at least float32.
 
-        No attention mask: padding stands on the right of everything that counts, and the model is
-        causal.
+        No attention mask is needed: padding is on the right, and the model is causal.
 
         Args:
             parameters: one tensor per trainable name, on `device`.
             tokens: (batch, length) int64 on `device`.
-            positions: (batch, length) int64, where rows hold several sequences: counted from 0 in
-                each. Networks differ in how they use it; see `row_tokens` in
+            positions: (batch, length) int64 for rows with several sequences, counted from 0 in
+                each. Networks use it differently; see `row_tokens` in
                 `fedsim.clients.engines.per_example.packing`.
 
         Raises:
@@ -192,7 +193,7 @@ class TransformersModel:
         """
         if parameters.keys() != self._trainable.keys():
             check_same_layout(self._trainable, parameters)
-        # The tied names are known, so torch need not search the module for them at each call.
+        # Tied names are already known, so torch does not need to search for them in each call.
         replaced = {place: parameters[name] for place, name in self.places.items()}
         if len(self._devices) > 1:  # gradients come back the same way
             held = self._trainable
@@ -237,8 +238,8 @@ class TransformersModel:
     def save(self, parameters: Tensors, folder: Path) -> None:
         """Write a transformers folder (safetensors) with these parameters and the tokenizer.
 
-        Adapters are merged into the weights, so that what opens is a plain model and what was
-        trained is what is served.
+        Adapters are merged into the weights, so the folder holds a plain model that computes the
+        same as the trained one.
 
         Raises:
             ValueError: `parameters` are not exactly the trainable ones.
@@ -253,7 +254,7 @@ class TransformersModel:
 
 
 def _fuse_activations(module: PreTrainedModel) -> None:
-    """Make GPT-2's GELU one kernel instead of eight passes over the widest activations."""
+    """Replace GPT-2's GELU, eight passes over the widest activations, by one kernel."""
     for part in module.modules():
         for name, child in part.named_children():
             if type(child) is NewGELUActivation:
@@ -270,7 +271,7 @@ def _set_attention(module: PreTrainedModel, config: ModelConfig) -> None:
     if not done:
         raise ConfigError(
             f"model.attention = {config.attention!r}: transformers cannot switch the network of "
-            f"{config.name_or_path!r} to it; leave it out"
+            f"{config.name_or_path!r} to it; leave this key out"
         )
 
 
@@ -303,21 +304,21 @@ def _subset(module: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
 
 
 def _places(module: nn.Module, trainable: set[str]) -> dict[str, str]:
-    """Return where to put each trainable parameter: every name it goes by, to its first name."""
+    """Return the map from each name of a trainable parameter to its first name."""
     first = {id(value): name for name, value in module.named_parameters()}
     everywhere = module.named_parameters(remove_duplicate=False)
     return {name: first[id(value)] for name, value in everywhere if first[id(value)] in trainable}
 
 
 def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
-    """Remove the special treatment of the padding id, and return that id.
+    """Remove the network's special treatment of the padding id, and return the id.
 
-    With a padding id, transformers looks at the values of each batch in order to warn (which
-    `vmap` forbids and a GPU waits for), and an embedding gives that row a zero gradient, which
-    engines that take norms without forming gradients would not know.
+    With a padding id, transformers reads the values of each batch for a warning, which `vmap`
+    forbids and a GPU waits for. An embedding also sets that row's gradient to zero, which engines
+    that compute norms without gradients would miss.
     """
     pad_token_id: int | None = getattr(module.config, "pad_token_id", None)
-    vars(module.config)["pad_token_id"] = None  # ModernBERT's setter takes numbers alone
+    vars(module.config)["pad_token_id"] = None  # ModernBERT's setter accepts only numbers
     for part in module.modules():
         if isinstance(part, nn.Embedding):
             part.padding_idx = None
@@ -325,12 +326,12 @@ def _make_padding_ordinary(module: PreTrainedModel) -> int | None:
 
 
 def max_positions(module: nn.Module) -> int | None:
-    """Return how many positions a network of transformers has, or None where it does not say."""
+    """Return the number of positions of a transformers network, or None if it is not stated."""
     config = getattr(module, "config", None)
     if not isinstance(config, PretrainedConfig):
         return None
     positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return None if positions == -1 else positions  # XLNet's word for no limit
+    return None if positions == -1 else positions  # XLNet: no limit
 
 
 def _check_fit(
@@ -352,14 +353,14 @@ def _check_fit(
 
 
 def _usable_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the ids that `encode` can give: special tokens occur at the two ends only."""
+    """Return the ids that `encode` can return; special tokens occur only at both ends."""
     special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
     return set(tokenizer.get_vocab().values()) - special | ends
 
 
 def _begin_and_end(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, int]:
-    """Return the ids put before and after a text; where one is missing the other stands in."""
+    """Return the ids before and after a text; if one is missing, the other replaces it."""
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None and end is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Tasks: what a unit computes, from its examples to its update.
 
-A task is registered as an entry point `fedsim.tasks`; start at `fedsgd.py`. Packages that bring one
-of their own build on the two names below.
+A task is registered as an entry point `fedsim.tasks`; start at `fedsgd.py`. Plug-ins with their own
+task build on the two names below.
 """
 
 from fedsim.clients.tasks.gradients import mean_gradient

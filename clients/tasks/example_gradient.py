@@ -1,4 +1,4 @@
-"""ELS: a unit is one example of the capped pool, its update that example's gradient."""
+"""ELS: a unit is one example of the capped pool; its update is the example's gradient."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ExampleGradient:
         self._seed = materials.seed
 
     def unit(self, key: int, round: int) -> Unit:
-        """Return the example as a unit of its own."""
+        """Return the unit of one example."""
         return self.units(np.array([key]), round)[0]
 
     def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return each example as a unit of its own."""
+        """Return one unit for each example."""
         padded, lengths = map(torch.from_numpy, self._store.padded(keys))
         streams = None
         if drops(self._model):

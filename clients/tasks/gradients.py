@@ -1,4 +1,4 @@
-"""The gradient of a mean of example losses: the arithmetic that all tasks share."""
+"""The gradient of a mean of example losses, shared by all tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedsim.execution import Unit, Update
 from fedsim.language_model import LanguageModel
 from fedsim.tensors import Tensors, zeros_like
 
-# Sequences a backward pass holds at once: bounds memory for users with many examples.
+# Maximum number of sequences of a backward pass; limits memory for users with many examples.
 _MICROBATCH = 64
 
 
@@ -34,7 +34,7 @@ def mean_gradient(model: LanguageModel, parameters: Tensors, unit: Unit) -> Upda
         with row_streams(streams):
             logits = model.logits(leaves, token_ids(tokens))
         loss = example_losses(logits, tokens, lengths).sum() / count
-        # A text may leave a part of the network out, such as experts that none of its tokens chose.
+        # Some parameters may have no gradient, such as experts that no token was routed to.
         gradients = (
             torch.autograd.grad(
                 loss, list(leaves.values()), allow_unused=True, materialize_grads=True

@@ -1,4 +1,4 @@
-"""Tasks whose unit is a user: the examples that it brings to a round, and its weight."""
+"""Tasks whose unit is a user: the user's examples in a round, and the user's weight."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedsim.materials import Materials
 class UserTask:
     """Base of tasks: a unit is at most `group_size` of a user's examples, chosen in each round.
 
-    Keys are training users of the split. The weight is w_k = min(n_k/ŵ, 1) where `user_weight_cap`
-    ŵ is given (McMahan et al. 2018, Algorithm 1; n_k counts the user's training examples), else 1.
-    What a unit computes is the subclass's `update`, and its `averages_gradients`.
+    Keys are training users of the split. The weight is w_k = min(n_k/ŵ, 1) if `user_weight_cap` ŵ
+    is given (McMahan et al. 2018, Algorithm 1; n_k counts the user's training examples), else 1.
+    A subclass implements `update` and sets `averages_gradients`.
 
     Attributes:
-        model: the network, in the precision that it computes in.
+        model: the network, in the precision of the run.
     """
 
     def __init__(
@@ -36,25 +36,25 @@ class UserTask:
         user_weight_cap: int | None = None,
         streams: bool = False,
     ) -> None:
-        """Take the settings; `streams` asks for examples' streams also without dropout."""
+        """Set up the task; with `streams`, units have example streams even without dropout."""
         self.model = materials.model
         self._store = materials.store
         self._split = materials.split
         self._seed = materials.seed
         self._group_size = group_size
         self._selection = selection
-        # In float32, also under mixed precision: every worker must choose the same examples.
+        # Without mixed precision: every worker must choose the same examples.
         exact = replace(materials, model=in_float32(materials.model))
         self._losses = losses_for(exact, selection)
         self._weight_cap = user_weight_cap
         self._streams = streams or drops(materials.model)
 
     def unit(self, key: int, round: int) -> Unit:
-        """Return the user's examples of this round; see `cohort_block` for how they are chosen."""
+        """Return the user's examples of this round, chosen by `cohort_block`."""
         return self._chosen(np.array([key]), round)[0]
 
     def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return the examples of each of these users, in a fraction of the time of `unit`."""
+        """Return the units of these users, much faster than `unit` for each."""
         return self._chosen(keys, round)
 
     def _chosen(self, keys: Keys, round: int) -> list[Unit]:

@@ -380,7 +380,7 @@ def test_choosing(materials: Materials) -> None:
     assert choose_engine("loop", local, materials.model) is loop
     assert choose_engine("auto", averaged, materials.model) is not loop
     assert isinstance(choose_engine("vmap", averaged, materials.model), VmapEngine)
-    with pytest.raises(ValueError, match="no mean gradient"):
+    with pytest.raises(ValueError, match="not a mean gradient"):
         VmapEngine(materials.model)(
             local, materials.model.initial_parameters(), np.arange(2), NoClip(), 0
         )

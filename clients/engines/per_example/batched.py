@@ -1,7 +1,7 @@
 """Engine over chunks of units: a forward and backward pass, norms, clip factors, one sum.
 
-It is what `materialised` and `ghost` share. They differ in their `Gradients`: norms and sums from
-per-unit gradients, or without forming them.
+`materialised` and `ghost` share this code. They differ in their `Gradients`: the first forms
+per-unit gradients for norms and sums, the second does not.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 
 
 class Buffers:
-    """Tensors reused from chunk to chunk, since fresh pages cost more than the products."""
+    """Tensors reused from chunk to chunk: fresh memory pages would cost more than the products."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, num_units: int, like: torch.Tensor) -> torch.Tensor:
-        """Return (num_units, *shape) of `like`, uninitialised."""
+        """Return an uninitialised tensor, (num_units, *like.shape)."""
         tensor = self._tensors.get(name)
         if tensor is None or len(tensor) < num_units or tensor.dtype != like.dtype:
             tensor = self._tensors[name] = like.new_empty(num_units, *like.shape)
@@ -53,11 +53,11 @@ class Buffers:
 
 
 class BatchedEngine:
-    """Engine by layer rules: equals `loop` for mean gradients; other tasks are refused.
+    """Engine by layer rules: equals `loop` for mean gradients; refuses other tasks.
 
-    Before the first chunk it verifies the model's layer rules on made-up units: the outcome must
-    not depend on private text. A model with a layer that no rule describes is computed by `loop`
-    from then on, with one warning.
+    Before the first chunk it verifies the model's layer rules on made-up units, since the outcome
+    must not depend on private text. If a layer has no rule that fits, the engine logs one warning
+    and uses `loop` from then on.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class BatchedEngine:
         """Wrap a model.
 
         Args:
-            model: with layer rules, or the engine computes by `loop`.
-            make: begins a chunk, from buffers, parameters, the number of its units and the bytes
-                that it may keep from one pass to the next.
-            num_bytes: that a chunk may use; by default `chunks.memory_budget` of the device.
+            model: model with layer rules; without them the engine uses `loop`.
+            make: function that begins a chunk, from buffers, parameters, the number of units and
+                the bytes that it may keep from one pass to the next.
+            num_bytes: memory of a chunk, in bytes; by default `chunks.memory_budget` of the device.
             keeps_terms: whether a chunk keeps its terms to its end and forms no gradients of
-                matrices: all its passes together must then fit the memory.
-            tokens_per_unit: the most tokens of a unit, a public number; None: many.
+                matrices; all its passes must then fit in memory together.
+            tokens_per_unit: maximum number of tokens of a unit, a public number; None: many.
         """
         self._model = model
         self._make = make
@@ -100,10 +100,10 @@ class BatchedEngine:
         """Return Σ w·clip(mean gradient).
 
         Raises:
-            ValueError: the task's update is no mean gradient.
+            ValueError: the task's update is not a mean gradient.
         """
         if not task.averages_gradients:
-            raise ValueError(f"task {type(task).__name__}: its update is no mean gradient")
+            raise ValueError(f"task {type(task).__name__}: its update is not a mean gradient")
         if self._limits is None and not self._refused:
             try:
                 self._limits = self._verify(parameters)
@@ -114,7 +114,7 @@ class BatchedEngine:
             return loop(task, parameters, keys, clip, round)
         if self._model.device.type == "cpu":
             return self._together(task, parameters, keys, clip, round)
-        # What is left to the host is small: of sixteen threads, each operation took milliseconds.
+        # On a GPU the host's operations are small: with sixteen threads each took milliseconds.
         with one_thread_an_operation():
             return self._together(task, parameters, keys, clip, round)
 
@@ -134,10 +134,10 @@ class BatchedEngine:
             self._add_all(total, chunks.in_order(non_empty, self._row_tokens), add_alone)
             return total.total()
         except NotCovered as reason:
-            # One user's text must not decide that all are computed by loop from here on.
+            # No fallback to `loop` here: one user's text must not choose the engine of all units.
             raise RuntimeError(
-                f"{self._model.name}: a text is computed in a way that no layer rule describes, "
-                f'and made-up ones were not: {reason}; give executor.engine = "loop"'
+                f"{self._model.name}: no layer rule describes the computation of a text, "
+                f'unlike that of made-up texts: {reason}; give executor.engine = "loop"'
             ) from reason
 
     def _verify(self, parameters: Tensors) -> chunks.Limits:
@@ -154,21 +154,21 @@ class BatchedEngine:
             once, bytes_per_token = chunks.pass_bytes(self._model, parameters, length)
         except torch.OutOfMemoryError:
             raise
-        # Shapes, in-place changes, arguments or outputs that rules do not foresee; fewer positions
-        # than made-up tokens.
+        # The network may have unexpected shapes, in-place changes, arguments or outputs, or fewer
+        # positions than the made-up unit has tokens.
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
         self._row_tokens = row_tokens(model, parameters)
         held = [v for v in parameters.values() if v.ndim == 1 or not self._keeps_terms]
         bytes_per_unit = sum(value.nbytes for value in held)
         device, num_bytes = self._model.device, self._num_bytes
-        if device.type == "cuda":  # its bytes are all there are: also for what is kept in a round
+        if device.type == "cuda":  # the budget must also hold tensors of the whole round
             # The parameters, and the sum in float64 and in float32.
             once += sum(value.numel() for value in parameters.values()) * (4 + 8 + 4)
             num_bytes = max(0, num_bytes - once)
         limits = chunks.limits_within(num_bytes, bytes_per_unit, bytes_per_token, device)
         if self._shape.one_size and self._tokens_per_unit is not None:
-            # Passes that the units of a chunk can fill.
+            # Reduce the pass to a size that the units of a chunk can fill.
             brought = max(length, int(limits.units * self._tokens_per_unit))
             limits = replace(limits, tokens=min(limits.tokens, brought))
         return limits
@@ -176,7 +176,7 @@ class BatchedEngine:
     def _add_all(
         self, total: PartialSum, ordered: list[Unit], add_alone: Callable[[Unit], None]
     ) -> None:
-        """Add chunk after chunk."""
+        """Add all units, one chunk after the other."""
         assert self._limits is not None  # noqa: S101 (set before the first chunk)
         limits, shape, one_pass = self._limits, self._shape, self._keeps_terms
         start = 0
@@ -185,7 +185,7 @@ class BatchedEngine:
             sizes = units[0].sizes
             if one_pass and len(sizes) * shape.padded(max(sizes)) > limits.tokens:
                 units = units[:1]
-                add_alone(units[0])  # large enough for passes of its own
+                add_alone(units[0])  # a unit this large fills its own passes
             else:
                 _add(total, units, *self._gradients(total.parameters, units))
             start += len(units)
@@ -202,11 +202,11 @@ class BatchedEngine:
         ):
             gradients.start_pass(part.segments)
             unit_of_row = part.segments.unit_of_row(means.device)
-            own = slice(len(unit_of_row))  # the rows behind them are empty
+            own = slice(len(unit_of_row))  # the remaining rows are empty
 
             def take(name: str, term: Term, own: slice = own) -> None:
                 some = term.map(itemgetter(own))
-                # A view would hold the memory of the empty rows too.
+                # Copied: a view would keep the memory of the empty rows, too.
                 gradients(name, some.map(torch.clone) if self._keeps_terms else some)
 
             sink = gradients if len(unit_of_row) == len(part.batch.tokens) else take
@@ -222,7 +222,7 @@ def _add(
     squares = gradients.squares()
     factors, plain = clip_factors(total.clip, total.parameters, squares)
     unclipped = plain & (factors == total.clip.unclipped_factor).all(dim=1)
-    # A device is waited for: the host takes all that it needs.
+    # This waits for the device, so copy all values to the host at once.
     left_out, own_losses, within = int((~plain).sum()), losses.cpu(), int(unclipped.sum())
     if left_out:
         gradients.drop_non_finite()

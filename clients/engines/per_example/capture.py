@@ -1,8 +1,8 @@
-"""Hooks: one forward and one backward pass over many units, every use of a parameter captured.
+"""Hooks: capture each use of a parameter in one forward and backward pass over many units.
 
-The parameters themselves require no gradient: the graph begins at the first hooked tensor, so
-the backward pass skips the summed weight gradients, whose arithmetic the per-unit products take
-over. Gradients of hooked tensors are handed on as they appear, while they are in the cache.
+The parameters themselves require no gradient: the graph begins at the first hooked tensor. So the
+backward pass skips the summed weight gradients; the per-unit products replace their arithmetic.
+Gradients of hooked tensors are passed on as soon as they exist, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class OpenModel(LanguageModel, Protocol):
 
     @property
     def places(self) -> Mapping[str, str]:
-        """Every name in the network that a trainable parameter goes by, to its own name."""
+        """Map from each name of a trainable parameter in the network to its first name."""
         ...
 
     def logits(
         self, parameters: Tensors, tokens: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return next-token logits; with positions, of several sequences in a row.
+        """Return next-token logits; with `positions`, a row may hold several sequences.
 
         Args:
             parameters: see `LanguageModel`.
@@ -54,7 +54,7 @@ class OpenModel(LanguageModel, Protocol):
 
 
 class NotCovered(Exception):  # noqa: N818 (a finding, not a fault)
-    """A trainable parameter is used where no rule describes it; the message names the layer."""
+    """No rule describes a use of a trainable parameter; the message names the layer."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class HookedLayer:
     Attributes:
         place: the module's name in the network.
         module: the module.
-        rule: which describes it.
-        names: from the rule's attribute names to parameter names; frozen ones are left out.
+        rule: layer rule of the module.
+        names: map from the rule's attribute names to parameter names; without frozen parameters.
     """
 
     place: str
@@ -78,7 +78,7 @@ def find_layers(model: OpenModel) -> list[HookedLayer]:
     """Return every module that uses a trainable parameter.
 
     Raises:
-        NotCovered: one of them has no rule, or the model does not show its network.
+        NotCovered: such a module has no rule, or the model has no method `module`.
     """
     if not hasattr(model, "module") or not hasattr(model, "places"):
         raise NotCovered("any layer of a network that does not show its modules")
@@ -106,7 +106,7 @@ def hooked(
     tokens: torch.Tensor,
     sink: Sink,
 ) -> Iterator[None]:
-    """Hook the layers' tensors; each gradient goes to `sink` as terms of named parameters."""
+    """Hook the layers' tensors; call `sink` with each gradient's terms, by parameter name."""
     handles = []
     for layer in layers:
         hook = _LayerHooks(layer, parameters, tokens, sink)
@@ -122,7 +122,7 @@ def hooked(
 class _LayerHooks:
     """The hooks of one layer in one forward pass.
 
-    What is computed without a graph is computed again with one, see `Checkpointed`: then it counts.
+    With checkpointing, a block runs first without a graph, then with one; only the second counts.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class _LayerHooks:
         self._hooks_input = layer.rule.hook == "input"
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Hook the input, where the rule asks for its gradient."""
+        """Hook the input, if the rule needs its gradient."""
         wanted = self._hooks_input and torch.is_grad_enabled()
         return (self._start(args[0]), *args[1:]) if wanted else None
 
@@ -150,23 +150,23 @@ class _LayerHooks:
         named: dict[str, Any],
         output: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Hook the output, and keep the call until the gradient comes."""
+        """Hook the output, and keep the call until its gradient exists."""
         if not args or not isinstance(output, torch.Tensor):
             raise NotCovered(f"{self._layer.place}: called in a way that no rule describes")
         if not torch.is_grad_enabled():
             return None
         tensor = args[0] if self._hooks_input else self._start(self._spread(output))
         inputs = args[0].detach()
-        # The output itself would hold, through its history, the tensor that holds this hook.
+        # Detached: the output's history holds the tensor that holds this hook, a reference cycle.
         kept = output.detach() if self._hooks_input else None
         call = partial(Call, module, others=args[1:], named=named, output=kept)
         tensor.register_hook(partial(self._deliver, call, inputs, inputs._version))
         return None if self._hooks_input else tensor
 
     def _spread(self, output: torch.Tensor) -> torch.Tensor:
-        """Expand an output that all sequences share, as of positions, to one row a sequence.
+        """Expand an output that all sequences share (such as positions) to one row per sequence.
 
-        One that has a row for each token of all sequences stays so.
+        An output with one row for each token of all sequences stays as it is.
         """
         if output.shape[0] == 1 and isinstance(self._layer.module, nn.Embedding):
             output = output.expand(self._num_rows, *output.shape[1:])
@@ -176,7 +176,7 @@ class _LayerHooks:
         return output
 
     def _start(self, tensor: torch.Tensor) -> torch.Tensor:
-        # A copy: some networks change an output in place, which torch allows of no leaf.
+        # Copied: some networks change an output in place, which torch forbids for a leaf.
         return tensor if tensor.requires_grad else tensor.detach().requires_grad_().clone()
 
     def _deliver(
@@ -198,13 +198,13 @@ class _LayerHooks:
         )
         for key, term in self._layer.rule.terms(call).items():
             if key in self._layer.names:
-                # Products and sums over positions are formed in the type of their gradient.
+                # Products and sums over positions use the type of their gradient.
                 late = isinstance(term, Product | Total)
                 wide = term if late else term.to(self._parameters[key].dtype)
                 self._sink(self._layer.names[key], wide)
 
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
-        """Return (sequences, positions, size): heads and the like count as positions."""
+        """Return (sequences, positions, size); other dimensions, such as heads, join positions."""
         return values.reshape(self._num_rows, -1, values.shape[-1])
 
 
@@ -215,7 +215,7 @@ def run(
     batch: Batch,
     sink: Sink,
 ) -> torch.Tensor:
-    """Hand every gradient term to `sink`, and return each row's weighted loss: (rows,).
+    """Call `sink` with every gradient term, and return the weighted loss of each row: (rows,).
 
     Raises:
         NotCovered: a layer was called in a way that its rule does not describe.
@@ -236,10 +236,10 @@ def run(
 
 
 def _beginning(logits: torch.Tensor) -> tuple[torch.Tensor | GradientEdge, torch.dtype | None]:
-    """Return where the backward pass begins, and the type of the gradient where it is another.
+    """Return where the backward pass begins, and the gradient's type there if it differs.
 
-    Logits that were widened would have their gradient rounded first of all: it is made as it will
-    be. What widened them may not be hooked, as it is passed by.
+    If the network widened its logits to float32, the backward pass begins before the widening, with
+    a gradient in the narrow type. The skipped operation may not be hooked.
     """
     node = logits.grad_fn
     if node is None or node.name() != "ToCopyBackward0" or logits._backward_hooks:

@@ -1,4 +1,4 @@
-"""Chunks: how many units and tokens are computed at once, from the memory there is."""
+"""Chunks: how many units and tokens fit in memory at once."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from fedsim.execution import Unit
 from fedsim.language_model import made_up_text
 from fedsim.tensors import Tensors
 
-# Tokens of a pass, padding included. More are no faster on a CPU; fewer than the least make its
-# products slow (at 512, processors with AVX2 took a tenth longer). A GPU computes a hundred kernels
-# a layer, whatever the size of the pass.
+# Maximum and minimum tokens of a pass, including padding. On a CPU more are not faster, and fewer
+# make products slow (512 took a tenth longer with AVX2). A GPU launches about a hundred kernels per
+# layer for any size of a pass.
 CPU_TOKENS, CPU_LEAST = 4096, 1024
 GPU_TOKENS = 32768
-# Bytes for a chunk: half for per-unit gradients, half for what a forward pass leaves behind.
+# Bytes for a chunk: half for per-unit gradients, half for activations that a forward pass keeps.
 CPU_BYTES = 9 * 2**28
 GPU_SHARE = 0.8
-# Bytes of the score of a word in a pass: score and gradient in float32, the gradient in bfloat16
-# twice (as it is and filled up), and some air.
+# Bytes per logit of a pass: logit and gradient in float32, the gradient in bfloat16 twice (plain
+# and padded), and a margin.
 _OF_LOGITS = 18
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what is computed at once.
+    """Limits of a chunk and of its passes.
 
     Attributes:
-        tokens: of a pass: sequences times the longest one's length.
-        units: of a chunk.
-        num_bytes: for a chunk's gradients and for what it holds from pass to pass, together.
-        bytes_per_unit: of a gradient.
+        tokens: maximum tokens of a pass: sequences times the length of the longest.
+        units: maximum number of units of a chunk.
+        num_bytes: memory for a chunk's gradients and the tensors that it keeps between passes.
+        bytes_per_unit: size of one unit's gradient, in bytes.
     """
 
     tokens: int
@@ -46,14 +46,14 @@ class Limits:
     bytes_per_unit: int
 
     def room(self, num_units: int) -> int:
-        """Return the bytes that a chunk of so many units may hold from pass to pass."""
+        """Return the bytes that a chunk of `num_units` units may keep between passes."""
         return max(0, self.num_bytes - num_units * self.bytes_per_unit)
 
 
 def memory_budget(device: torch.device, share: float = 1.0) -> int:
-    """Return the bytes that a chunk may take on `device`, of a worker with a share of a GPU.
+    """Return the bytes that a chunk may use on `device`, for a worker with `share` of a GPU.
 
-    Whatever is free of it: all workers of a kind must have passes of the same sizes.
+    Depends on the device's total memory, not on free memory, so equal workers have equal passes.
     """
     if device.type != "cuda":
         return CPU_BYTES
@@ -63,7 +63,7 @@ def memory_budget(device: torch.device, share: float = 1.0) -> int:
 def limits_within(
     num_bytes: int, bytes_per_unit: int, bytes_per_token: int, device: torch.device
 ) -> Limits:
-    """Return the largest limits that keep to half of `num_bytes` each for units and tokens."""
+    """Return the largest limits with half of `num_bytes` each for units and for tokens."""
     tokens = num_bytes // 2 // max(1, bytes_per_token)
     if device.type == "cuda":
         tokens = max(1, min(GPU_TOKENS, tokens))
@@ -78,10 +78,10 @@ def limits_within(
 
 
 def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int, int]:
-    """Return what a pass takes of memory: bytes whatever its size, and bytes a token.
+    """Return the memory of a pass: fixed bytes, and bytes per token.
 
-    Counted from what autograd keeps of made-up rows of `length` tokens; of blocks that are computed
-    again, one.
+    Counts the tensors that autograd keeps for made-up rows of `length` tokens; with checkpointing,
+    those of one block.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     kept = [_kept(model, leaves, rows, length) for rows in (1, 2)]
@@ -90,17 +90,17 @@ def pass_bytes(model: OpenModel, parameters: Tensors, length: int) -> tuple[int,
 
 
 def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
-    """Return the bytes that the graph of so many rows holds, weights left out."""
+    """Return the bytes that the graph of `rows` rows keeps, without weights."""
     own = [*leaves.values(), *model.module.parameters(), *model.module.buffers()]
     weights = {value.untyped_storage().data_ptr() for value in own}
-    held: list[torch.Tensor] = []  # freed memory would be counted once for all that lay there
+    held: list[torch.Tensor] = []  # kept alive: reused memory would be counted only once
     storages: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             storages[storage.data_ptr()] = storage.nbytes()
-        held.append(tensor.detach())  # the tensor itself would hold the graph that holds it
+        held.append(tensor.detach())  # not the tensor, which would hold the graph that holds it
         return held[-1]
 
     texts = torch.cat([made_up_text(model, length, text) for text in range(rows)])
@@ -115,17 +115,17 @@ def _kept(model: OpenModel, leaves: Tensors, rows: int, length: int) -> int:
 
 
 def in_order(units: Sequence[Unit], row_tokens: int) -> list[Unit]:
-    """Return units with equal numbers of rows side by side, then by their tokens, then by key."""
+    """Return the units sorted by number of rows, then by tokens, then by key."""
     return sorted(units, key=lambda u: (num_rows(u, row_tokens), sum(u.sizes), u.key))
 
 
 def first_chunk(
     ordered: Sequence[Unit], limits: Limits, shape: PassShape, *, one_pass: bool
 ) -> list[Unit]:
-    """Return as many of the first units as the limits allow, at least one.
+    """Return the first units, as many as the limits allow, at least one.
 
-    With `one_pass` all their sequences together keep to the limit of tokens; else a chunk takes
-    several passes, and only the number of units is limited.
+    With `one_pass` the limit of tokens holds for all their sequences together. Otherwise a chunk
+    takes several passes, and only the number of units is limited.
     """
     rows, length = 0, 1
     for index, unit in enumerate(ordered):
@@ -137,9 +137,9 @@ def first_chunk(
 
 
 def _filling(units: Sequence[Unit], limits: Limits, shape: PassShape) -> int:
-    """Return how many of the first units fill passes to the last row; all where none or few do.
+    """Return how many of the first units fill whole passes; all units if none or few do.
 
-    Where passes have one size, the rest of a chunk would be a pass with empty rows.
+    If passes have one size, the rest of a chunk would need a pass with empty rows.
     """
     lengths = {shape.padded(size) for unit in units for size in set(unit.sizes)}
     if not shape.one_size or len(lengths) > 1:

@@ -1,9 +1,9 @@
 """Engine `ghost`: norms without per-unit gradients, and the clipped sum from the same pass.
 
-For models whose per-unit gradients do not fit the memory. Norms are ghost norms
-(`ghost_norms.py`); where a unit has so many positions that its gradient is cheaper, the gradient is
-formed, a few units at a time, and dropped. With the clip factors known, the sum is one product of
-all that was captured: no second backward pass (book-keeping, Bu et al. 2023).
+For models whose per-unit gradients do not fit in memory. Norms are ghost norms (`ghost_norms.py`).
+If a unit has so many positions that its gradient is cheaper, that gradient is formed, a few units
+at a time, and dropped. With the clip factors, the sum is one product over all captured tensors,
+without a second backward pass (book-keeping, Bu et al. 2023).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 )
 from fedsim.tensors import Tensors
 
-# Entries of the gradients that are formed at once, at least one: they stay in the cache.
+# Entries of the gradients that are formed at once (at least one gradient); they fit in the cache.
 _AT_ONCE = 1 << 20
 
 
 class Ghost:
     """Keeps the terms of one chunk; see `Gradients` in `gradient_terms.py`.
 
-    With mixed precision the sides of products stay in bfloat16; norms and sums are of float32.
+    With mixed precision the factors of products stay in bfloat16; norms and sums use float32.
     """
 
     def __init__(self, scratch: Buffers, layout: Tensors, num_units: int, room: int = 0) -> None:
-        """Begin a chunk. It keeps all its terms to the end, so `room` is not used."""
+        """Begin a chunk. It keeps all its terms to the end, so it ignores `room`."""
         self._scratch = scratch
         self._layout = layout
         self._num_units = num_units
@@ -100,7 +100,7 @@ class Ghost:
         return torch.cat(squares)
 
     def _of_unit(self, name: str, unit: int) -> torch.Tensor:
-        """Return the square, (), of one unit, wherever its sequences are."""
+        """Return the square, (), of one unit with sequences in several passes."""
         parts = []
         for term, segments in self._terms[name]:
             start, count = sum(segments.counts[:unit]), segments.counts[unit]
@@ -109,7 +109,7 @@ class Ghost:
         return self._of_segment(name, parts, Segment(slice(0, 1), slice(0, 1)))[0]
 
     def _form(self, name: str, terms: Sequence[Term], segments: Segments) -> torch.Tensor:
-        """Return the gradients of some units, (units, *shape), in the scratch."""
+        """Return the gradients of some units, (units, *shape), in a scratch tensor."""
         like = self._layout[name]
         gradients = self._scratch.take(str(tuple(like.shape)), segments.num_units, like)
         products = [term for term in terms if isinstance(term, Product)]
@@ -126,7 +126,7 @@ class Ghost:
         return gradients
 
     def drop_non_finite(self) -> None:
-        """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
+        """Replace numbers that are not finite by zeros: a factor of 0 times NaN would be NaN."""
         for vectors in self._vectors.values():
             vectors.nan_to_num_(0.0, 0.0, 0.0)
         self._merged = {name: rows.finite() for name, rows in self._merged.items()}
@@ -168,7 +168,7 @@ def _chain(products: list[Product], gradient: torch.Tensor) -> None:
 
 
 def _joined(term: Term, rows: slice) -> Term:
-    """Return a term of some sequences, laid end to end as one."""
+    """Return the term of some sequences, concatenated to one sequence."""
     return term.map(lambda value: value[rows].flatten(0, 1)[None])
 
 

@@ -19,8 +19,8 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     write_product,
 )
 
-# Pairs are symmetric: four parts, each with itself and those behind it, take 5/8 of the work. Parts
-# of fewer positions than the least have slow products.
+# Pairs are symmetric: with four parts, each paired with itself and later parts, 5/8 of the work
+# remains. Parts with fewer positions than the minimum have slow products.
 _PARTS, _LEAST = 4, 16
 
 
@@ -30,9 +30,9 @@ def _parts(positions: int) -> list[tuple[int, int]]:
 
 
 def ghost_is_cheaper(terms: Sequence[Term], positions: int) -> bool:
-    """Return whether pairs of so many positions take less arithmetic than a unit's gradient.
+    """Return whether pairs of `positions` positions cost less arithmetic than a unit's gradient.
 
-    There are no ghost norms of a parameter that is not used as it is stored.
+    False for a parameter that is used in a changed form: it has no ghost norm.
     """
     products = [term for term in terms if isinstance(term, Product)]
     if not products or any(product.chain is not None for product in products):
@@ -67,8 +67,8 @@ def ghost_squares(terms: Sequence[Term], segment: Segment) -> torch.Tensor:
         lengths += _diagonal(of_values).sqrt().sum(dim=1)
         squares += 2 * cross_term(left, right, ids, values)
         squares += _total(of_values.mul_(ids[:, :, None] == ids[:, None, :]))
-    # Where pairs cancel, a small sum of large numbers is rounding for the most part: with so much
-    # of their lengths added, no norm is taken too small.
+    # If pairs cancel, a small sum of large numbers is mostly rounding error. The added margin,
+    # relative to their lengths, ensures that no norm is too small.
     rounding = 2.0 * torch.finfo(torch.promote_types(left.dtype, torch.float32)).eps
     return squares.clamp(min=0.0) + rounding * lengths.square()
 
@@ -85,7 +85,7 @@ def cross_term(
 def inner(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the units' inner products, (units, positions of one, positions of the other).
 
-    They are summed in float32 or wider.
+    The sums use float32 or wider.
     """
     dtype = torch.promote_types(torch.promote_types(one.dtype, other.dtype), torch.float32)
     products = one.new_empty(len(one), one.shape[1], other.shape[1], dtype=dtype)

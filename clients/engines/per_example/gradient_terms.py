@@ -1,7 +1,7 @@
-"""Terms of per-unit gradients: what each use of a parameter adds to the gradient of each unit.
+"""Terms of per-unit gradients: the part of each unit's gradient from one use of a parameter.
 
-Every use gives a term: a product (of a weight), a sum over positions (of a bias), or rows (of a
-looked-up table). A unit's gradient is the sum of its terms over all uses, layers and passes.
+A term is a product (for a weight), a sum over positions (for a bias), or rows (for a lookup table).
+A unit's gradient is the sum of its terms over all uses, layers and passes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fedsim.tensors import Tensors
 
 
 def write_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, add: bool) -> None:
-    """Write left @ right into `out`, or add it to what is there.
+    """Write left @ right into `out`, or add it to `out`.
 
-    With mixed precision one side is bfloat16 and the other may be what was rounded to it. A GPU
-    then multiplies bfloat16 numbers and sums and writes float32; elsewhere, where no such product
-    exists, both sides are widened. Either way `out` keeps its type, and norms are taken of it.
+    With mixed precision one side is bfloat16 and the other may hold numbers rounded to it. A GPU
+    then multiplies in bfloat16, and sums and writes in float32. A CPU has no such product, so both
+    sides are widened. In both cases `out` keeps its type, and norms are computed from `out`.
 
     Args:
-        out: (units, rows, columns), or one unit's (rows, columns), which takes less calling.
+        out: (units, rows, columns), or (rows, columns) for one unit, which has less overhead.
         left: (units, rows, positions), or (rows, positions).
         right: (units, positions, columns), or (positions, columns).
-        add: whether to add to what `out` holds.
+        add: whether to add to `out` instead of overwriting it.
     """
     multiply, add_product = (torch.mm, out.addmm_) if out.dim() == 2 else (torch.bmm, out.baddbmm_)
     if left.dtype == right.dtype == out.dtype:
@@ -76,11 +76,11 @@ class Segment:
 
 
 class Segments:
-    """The units that the sequences of a pass belong to; sequences stand in the units' order.
+    """The units of a pass's sequences; the sequences are in the order of the units.
 
     Attributes:
         counts: each unit's number of sequences in the pass.
-        whole: whether no other pass has sequences of the units in this one.
+        whole: whether this pass has all sequences of its units.
     """
 
     def __init__(self, counts: Sequence[int], *, whole: bool) -> None:
@@ -102,14 +102,14 @@ class Segments:
 
     def unit_of_row(self, device: torch.device) -> torch.Tensor:
         """Return the unit that each sequence belongs to: (rows,) int64."""
-        if self._unit_of_row is None:  # made once for all layers
+        if self._unit_of_row is None:  # computed once for all layers
             units = torch.arange(self.num_units).repeat_interleave(torch.tensor(self.counts))
             self._unit_of_row = sent(units, device)
         return self._unit_of_row
 
 
 def by_unit(values: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """Return (units, positions of all their sequences, size): a view where strides allow."""
+    """Return (units, positions of all their sequences, size), as a view if strides allow."""
     part = values[segment.rows]
     return part.reshape(segment.num_units, -1, part.shape[-1])
 
@@ -118,14 +118,14 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Chain(Protocol):
-    """Chain rule of a parameter that is used in a changed form, such as with rows at norm 1.
+    """Chain rule of a parameter that is used in a changed form, such as with rows of norm 1.
 
-    A linear map, in place and row by row, from the gradient of the form that is used to that of the
-    parameter; of one unit's gradient or of a sum of units'.
+    A linear map, in place and row by row, from the gradient of the used form to the gradient of the
+    parameter. It applies to one unit's gradient or to a sum over units.
     """
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        """Change a gradient."""
+        """Change a gradient, in place."""
         ...
 
     def __getitem__(self, part: int | slice) -> Chain:
@@ -135,10 +135,10 @@ class Chain(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Tensors:
-    """Base of terms: changes to all their tensors."""
+    """Base of terms: operations on all tensors of a term."""
 
     def map(self, change: Change) -> Self:
-        """Return the term with `change` made to every tensor, such as taking some sequences."""
+        """Return the term with `change` applied to every tensor, such as a slice of sequences."""
         tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
         return replace(self, **{name: change(value) for name, value in tensors.items()})
 
@@ -153,12 +153,12 @@ class _Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Product(_Tensors):
-    """Gradient leftᵀ·right: of a linear layer's weight, or of the table that scores words.
+    """Gradient leftᵀ·right of a linear layer's weight, or of the table that scores words.
 
     Attributes:
         left: (sequences, positions, first size of the parameter).
         right: (sequences, positions, second size of the parameter).
-        chain: the chain rule of a parameter that is not used as it is stored.
+        chain: chain rule, if the parameter is used in a changed form.
     """
 
     left: torch.Tensor
@@ -166,7 +166,7 @@ class Product(_Tensors):
     chain: Chain | None = None
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
-        """Write per-unit gradients, or add them to what is there, into (units, *shape)."""
+        """Write per-unit gradients into `gradients`, (units, *shape), or add them to it."""
         for segment in segments:
             left, right = by_unit(self.left, segment).mT, by_unit(self.right, segment)
             write_product(gradients[segment.units], left, right, add=add)
@@ -174,8 +174,8 @@ class Product(_Tensors):
     def add_weighted(self, total: torch.Tensor, factors: torch.Tensor) -> None:
         """Add Σ over sequences of factor × gradient; `factors` is (sequences,)."""
         left, right, by_row = self.left, self.right, factors[:, None, None]
-        # Scaling one side scales the product: one product over all units, no gradient of a unit.
-        if left.shape[-1] < right.shape[-1]:  # the smaller one is copied
+        # Scaling one side scales the product: one product over all units, no unit's gradient.
+        if left.shape[-1] < right.shape[-1]:  # scale, and so copy, the smaller side
             left = left * by_row
         else:
             right = right * by_row
@@ -184,7 +184,7 @@ class Product(_Tensors):
 
 @dataclass(frozen=True, eq=False)
 class Total(_Tensors):
-    """Gradient Σ over positions: of a bias, or of a norm's weight.
+    """Gradient Σ over positions of a bias, or of a norm's weight.
 
     Attributes:
         values: (sequences, positions, size).
@@ -193,11 +193,11 @@ class Total(_Tensors):
     values: torch.Tensor
 
     def of_rows(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the sums of each sequence, (sequences, size), summed in this type."""
+        """Return the sums of each sequence, (sequences, size), computed in `dtype`."""
         return self.values.sum(dim=1, dtype=dtype)
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
-        """Write per-unit gradients, or add them to what is there, into (units, size)."""
+        """Write per-unit gradients into `gradients`, (units, size), or add them to it."""
         if not add:
             gradients.zero_()
         sums = self.of_rows(gradients.dtype)
@@ -211,12 +211,12 @@ class Total(_Tensors):
 
 @dataclass(frozen=True, eq=False)
 class Rows(_Tensors):
-    """Gradient of a table of which single rows are looked up: almost everywhere zero.
+    """Gradient of a table with single rows looked up; almost all its rows are zero.
 
     Attributes:
         ids: (sequences, positions) int64, the rows.
-        values: (sequences, positions, width), what each look-up adds to its row.
-        num_rows: of the table.
+        values: (sequences, positions, width), the gradient of each look-up's row.
+        num_rows: number of rows of the table.
     """
 
     ids: torch.Tensor
@@ -224,11 +224,11 @@ class Rows(_Tensors):
     num_rows: int
 
     def into(self, gradients: torch.Tensor, segments: Segments, *, add: bool) -> None:
-        """Write per-unit gradients, or add them to what is there, into (units, rows, width)."""
+        """Write per-unit gradients into `gradients`, (units, rows, width), or add them to it."""
         for segment in segments:
             if not add:
                 gradients[segment.units] = 0.0
-        # The units' tables end to end: a row's index in them is its own after its unit's tables.
+        # The units' tables are concatenated: a row's index is offset by the units before its unit.
         places = segments.unit_of_row(self.ids.device)[:, None] * self.num_rows + self.ids
         gradients.flatten(0, 1).index_add_(0, places.flatten(), self.values.flatten(0, 1))
 
@@ -240,13 +240,13 @@ class Rows(_Tensors):
 
 @dataclass(frozen=True, eq=False)
 class MergedRows(_Tensors):
-    """Per-unit gradients of a table as its non-zero rows.
+    """Per-unit gradients of a table, as lists of non-zero rows.
 
     Attributes:
-        units: (entries,) whose row.
-        ids: (entries,) which row, each once a unit.
+        units: (entries,), unit of each entry.
+        ids: (entries,), row of each entry; unique within a unit.
         values: (entries, width).
-        num_rows: of the table.
+        num_rows: number of rows of the table.
     """
 
     units: torch.Tensor
@@ -272,7 +272,7 @@ def merged(terms: Sequence[tuple[Rows, Segments]]) -> MergedRows:
         for term, segments in terms
     ]
     looked_up = torch.cat([term.values.flatten(0, 1) for term, _ in terms])
-    # Each (unit, row) once, with the sum of all its look-ups: norms need the sums.
+    # Each (unit, row) appears once, with the sum of all its look-ups, as norms need the sums.
     distinct, inverse = torch.unique(torch.cat(places), return_inverse=True)
     values = looked_up.new_zeros(len(distinct), looked_up.shape[-1])
     values.index_add_(0, inverse, looked_up)
@@ -302,7 +302,7 @@ class Gradients(Protocol):
         ...
 
     def drop_non_finite(self) -> None:
-        """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
+        """Replace numbers that are not finite by zeros: a factor of 0 times NaN would be NaN."""
         ...
 
     def add_weighted(self, sums: Tensors, factors: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
 """Layer rules: from a layer's input and output gradient to the gradient terms of its parameters.
 
-A rule is found by a module's exact class, since a subclass may compute something else, or by the
-name that transformers gives a kind of layer in every family of models. A model with a layer without
-a rule is computed by `vmap` where torch can, else by `loop`; that a rule fits is verified by
-numbers before it is used (`verification.py`).
+A rule is found by a module's exact class (a subclass may compute something else), or by the name
+that transformers gives a kind of layer in every model family. If a layer of the model has no rule,
+the engine is `vmap`, or `loop` if torch cannot vectorise the model. Every rule is verified
+numerically before use (`verification.py`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: what a rule needs of it.
+    """One call of a module, as a rule needs it.
 
     Attributes:
-        module: for its settings; by now the parameters of the pass are no longer in it.
-        parameters: its trainable ones, by attribute name.
+        module: the module, for its settings; it no longer holds the parameters of the pass.
+        parameters: its trainable parameters, by attribute name.
         input: its first argument.
         others: its other arguments.
         named: its arguments by name.
-        output: what it returned, where the hooked tensor is the input.
-        gradient: of the summed losses with respect to the hooked tensor.
+        output: its output, if the hooked tensor is the input.
+        gradient: gradient of the summed losses with respect to the hooked tensor.
     """
 
     module: Any
@@ -56,10 +56,10 @@ class Rule:
     """The rule of a layer: how the gradients of its parameters are computed.
 
     Attributes:
-        terms: from a call to {attribute name: term}.
-        hook: the tensor whose gradient it needs.
+        terms: function from a call to {attribute name: term}.
+        hook: tensor whose gradient the rule needs.
         fits: whether the rule describes this instance of the class.
-        borrows: attribute names of parameters that another module owns, and how to find them.
+        borrows: attribute names of parameters of another module, with functions to find them.
     """
 
     terms: Callable[[Call], Mapping[str, Term]]
@@ -79,7 +79,7 @@ def conv1d(call: Call) -> Mapping[str, Term]:
 
 
 def embedding(call: Call) -> Mapping[str, Term]:
-    """Rule of y = W[ids]; ids of batch size 1 (positions) stand for every sequence."""
+    """Rule of y = W[ids]; ids of batch size 1 (positions) apply to every sequence."""
     ids = call.input.expand(call.gradient.shape[:-1])
     return {"weight": Rows(ids, call.gradient, call.module.num_embeddings)}
 
@@ -91,7 +91,7 @@ def scaled_embedding(call: Call) -> Mapping[str, Term]:
 
 def positional_embedding(call: Call) -> Mapping[str, Term]:
     """Rule of y = W[ids] with ids that the module computes, the positions of OPT."""
-    # What it looks up in a table of row numbers are the ids.
+    # Looking up in a table of row numbers gives the ids.
     numbers = torch.arange(call.module.num_embeddings, device=call.gradient.device)
     table = {"weight": numbers.double()[:, None]}
     arguments = (call.input, *call.others)
@@ -100,13 +100,13 @@ def positional_embedding(call: Call) -> Mapping[str, Term]:
 
 
 def layer_norm(call: Call) -> Mapping[str, Term]:
-    """Rule of y = w ⊙ (x − mean)/std + b, and of 1 + w in the place of w, of Nemotron."""
+    """Rule of y = w ⊙ (x − mean)/std + b; Nemotron has 1 + w instead of w."""
     plain = F.layer_norm(call.input, call.input.shape[-1:], eps=_eps(call.module))
     return {"weight": Total(call.gradient * plain), "bias": Total(call.gradient)}
 
 
 def rms_norm(call: Call) -> Mapping[str, Term]:
-    """Rule of y = w ⊙ x/rms(x), of Llama, Mistral and Qwen, and of (1 + w) ⊙ x/rms(x), of Gemma."""
+    """Rule of y = w ⊙ x/rms(x) (Llama, Mistral, Qwen) and of y = (1 + w) ⊙ x/rms(x) (Gemma)."""
     plain = F.rms_norm(call.input, call.input.shape[-1:], eps=_eps(call.module))
     return {"weight": Total(call.gradient * plain)}
 
@@ -116,21 +116,21 @@ def _eps(norm: Any) -> float:  # noqa: ANN401 (transformers sets the attributes)
 
 
 def recurrence(call: Call) -> Mapping[str, Term]:
-    """gates(t) = from_input(t) + W·h(t−1): the gradient of its input is that of the gates."""
+    """Rule of gates(t) = from_input(t) + W·h(t−1): its input's gradient is that of the gates."""
     assert call.output is not None  # noqa: S101 (the hooked tensor is the input)
     before = F.pad(call.output[:, :-1], (0, 0, 1, 0))
     return {"weight": Product(call.gradient, before)}
 
 
 def unit_scores(call: Call) -> Mapping[str, Term]:
-    """Rule of y = x·(W at norm 1)ᵀ, W borrowed from the embedding."""
+    """Rule of y = x·(W with rows of norm 1)ᵀ; W belongs to the embedding."""
     (words,) = call.others
     chain = NormalisedRows(call.parameters["embedding"], words.inverse)
     return {"embedding": Product(call.gradient, call.input, chain)}
 
 
 def _plain_embedding(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Embedding):  # of another class that is called alike
+    if not isinstance(module, nn.Embedding):  # another class with the same name
         return False
     special = (module.padding_idx, module.max_norm)
     return special == (None, None) and not module.scale_grad_by_freq and not module.sparse
@@ -141,7 +141,7 @@ def _over_the_last_size(module: nn.Module) -> bool:
 
 
 def _only_a_vector(module: nn.Module) -> bool:
-    """Whether its one weight scales the last size: others have one for each head, as Cohere's."""
+    """Return whether its one weight scales the last size; Cohere's has one weight for each head."""
     return [(name, value.ndim) for name, value in module.named_parameters()] == [("weight", 1)]
 
 
@@ -154,8 +154,8 @@ RULES: dict[type[nn.Module], Rule] = {
     Recurrence: Rule(recurrence, hook="input"),
     UnitScores: Rule(unit_scores, borrows=lambda module: {"embedding": module.embedding.weight}),
 }
-# Every model family of transformers has classes of its own with the same arithmetic: how their
-# names end. Of a "LayerNorm" they say little: T5's is no layer norm, xLSTM's is one of each head.
+# Suffixes of class names: every model family of transformers defines classes with the same
+# arithmetic. "LayerNorm" is not reliable: T5's is no layer norm, xLSTM's is a norm for each head.
 BY_NAME: dict[str, Rule] = {
     "RMSNorm": Rule(rms_norm, fits=_only_a_vector),
     "CohereLayerNorm": Rule(layer_norm, fits=_only_a_vector),

@@ -1,9 +1,9 @@
-"""Engine `materialised`: per-unit gradients in full, one reused buffer a parameter, a row a unit.
+"""Engine `materialised`: full per-unit gradients, in one reused buffer for each parameter.
 
-A batched matrix product over units costs what the one product over all of them costs, and norms
-and the clipped sum are two passes over memory. Where a unit's sequences are spread over passes, the
-sides of its products are kept (`DeferredProducts`), so that each product is formed once. The
-gradient of a table of which rows are only looked up stays a list of rows.
+A batched matrix product over units costs as much as one product over all of them; norms and the
+clipped sum are two passes over memory. If a unit's sequences are in several passes, the factors of
+its products are kept (`DeferredProducts`), so each product is formed once. The gradient of a table
+that is only used for look-ups stays a list of rows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fedsim.tensors import Tensors
 
 
 class DeferredProducts:
-    """Products of units whose sequences are spread over passes, formed once all passes are done.
+    """Products of units with sequences in several passes, formed after the last pass.
 
-    Each unit's gradient is then written once, in the cache, over all its passes.
+    Each unit's gradient is then written once, over all its passes, while it is in the cache.
     """
 
     def __init__(self, num_units: int) -> None:
@@ -42,17 +42,17 @@ class DeferredProducts:
         self.num_bytes = 0
 
     def add(self, name: str, product: Product, segments: Segments) -> None:
-        """Keep a product of a pass; a pass's products come one after the other."""
+        """Keep a product of a pass; all products of one pass must be added before the next pass."""
         if not self._passes or self._passes[-1][0] is not segments:
             self._passes.append((segments, {}))
         self._passes[-1][1].setdefault(name, []).append(product)
         self.num_bytes += product.left.nbytes + product.right.nbytes
 
     def write(self, buffer: Callable[[str], torch.Tensor]) -> None:
-        """Form all products, added to those written before, and drop their sides.
+        """Form all products, add them to those written before, and drop their factors.
 
         Args:
-            buffer: gives (units, *shape) for a parameter.
+            buffer: function from a parameter's name to its gradients, (units, *shape).
         """
         rows_of = [_rows_of_units(segments) for segments, _ in self._passes]
         for name in dict.fromkeys(name for _, products in self._passes for name in products):
@@ -75,7 +75,7 @@ class DeferredProducts:
 
 
 def _rows_of_units(segments: Segments) -> dict[int, slice]:
-    """Return the sequences of each unit that has some in the pass."""
+    """Return the sequences in the pass of each of its units."""
     ends = accumulate(segments.counts)
     counted = enumerate(zip(ends, segments.counts, strict=True))
     return {unit: slice(end - count, end) for unit, (end, count) in counted if count}
@@ -84,7 +84,7 @@ def _rows_of_units(segments: Segments) -> dict[int, slice]:
 class Materialised:
     """Collects the terms of one chunk; see `Gradients` in `gradient_terms.py`.
 
-    The rows whose norms are taken are the rows that are added: the clip's margin is `norm_error`.
+    Norms are computed from the same rows that are added, so the clip's margin is `norm_error`.
     """
 
     def __init__(self, buffers: Buffers, layout: Tensors, num_units: int, room: int) -> None:
@@ -97,7 +97,7 @@ class Materialised:
         self._num_passes = 0
         self._passes_of: dict[str, set[int]] = {}
         self._dense: dict[str, torch.Tensor] = {}
-        # Side by side in one tensor: a large network has hundreds of biases and norms.
+        # One tensor holds all vectors: a large network has hundreds of biases and norms.
         sizes = {name: len(like) for name, like in layout.items() if like.ndim == 1}
         like = next(iter(layout.values())).new_empty(sum(sizes.values()))
         self._all_vectors = buffers.take("all vectors", num_units, like).zero_()
@@ -116,7 +116,7 @@ class Materialised:
 
     def __call__(self, name: str, term: Term) -> None:
         """Add one term of parameter `name`."""
-        if isinstance(term, Rows):  # dense only if another term of the table is
+        if isinstance(term, Rows):  # dense only if the table has a dense term
             self._rows.setdefault(name, []).append((term, self._segments))
             return
         passes = self._passes_of.setdefault(name, set())
@@ -127,15 +127,14 @@ class Materialised:
             return
         if term.chain is not None:
             self._chains[name] = term.chain
-        # A unit with all its sequences in this pass has its product at once; others wait for their
-        # other passes.
+        # Form the product now for units with all sequences in this pass; defer it for the others.
         if self._segments.whole:
             term.into(self._buffer(name), self._segments, add=again)
         else:
             self._deferred.add(name, term, self._segments)
 
     def _buffer(self, name: str, *, zero: bool = False) -> torch.Tensor:
-        """Return the parameter's gradients; on the first call, on request, set to zero."""
+        """Return the parameter's gradient buffer; with `zero`, the first call sets it to zero."""
         if name not in self._dense:
             taken = self._buffers.take(name, self._num_units, self._layout[name])
             self._dense[name] = taken.zero_() if zero else taken
@@ -145,7 +144,7 @@ class Materialised:
         """Return squared norms, (units, parameters) float64; all terms must be in.
 
         Raises:
-            NotCovered: a pass did not use a parameter, so its buffers hold anything.
+            NotCovered: a pass did not use a parameter, so its buffer is uninitialised.
         """
         for name, passes in self._passes_of.items():
             if len(passes) != self._num_passes:
@@ -178,7 +177,7 @@ class Materialised:
         return block_squares(self._dense[name].flatten(1))
 
     def drop_non_finite(self) -> None:
-        """Put zeros for numbers that are not finite: a factor of 0 times NaN would be NaN."""
+        """Replace numbers that are not finite by zeros: a factor of 0 times NaN would be NaN."""
         for gradients in (self._all_vectors, *self._dense.values()):
             gradients.nan_to_num_(0.0, 0.0, 0.0)
         self._merged = {name: rows.finite() for name, rows in self._merged.items()}

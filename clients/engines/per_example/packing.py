@@ -1,8 +1,8 @@
-"""Sequence packing: short sequences of one unit side by side in a row, for less padding.
+"""Sequence packing: put short sequences of one unit side by side in a row, for less padding.
 
-The sequences of a row do not attend to each other: positions restart at 0 with each of them, which
-transformers reads as several sequences. Whether a network does so is tried before rows are packed.
-A row holds sequences of one unit, chosen by that unit alone.
+The sequences of a row do not attend to each other: positions restart at 0 at each sequence, and
+transformers then masks the others. Before rows are packed, a trial checks that the network does so.
+A row holds sequences of one unit, and the placement depends on that unit alone.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fedsim.execution import Unit
 from fedsim.language_model import nudged
 from fedsim.tensors import Tensors
 
-# A longer row costs more attention than it saves padding: measured with tiny-gpt.
+# In a longer row, attention costs more than the saved padding (measured with tiny-gpt).
 ROW_TOKENS = 64
 
-_TOKENS = 8  # of each sequence in the row with which a network is tried
-# Relative to the largest logit: the most that rounding may change, and the least that a sequence in
-# front must change where it is attended to, or the trial would show nothing.
+_TOKENS = 8  # tokens of each sequence in the trial row
+# Both relative to the largest logit: the maximum change by rounding, and the minimum change by an
+# attended sequence in front; with a smaller change the trial would show nothing.
 _ROUNDING, _SEEN = 1e-4, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The rows and places of units' sequences; rows are in the order of the units.
+    """The rows and offsets of units' sequences; rows are in the order of the units.
 
     Attributes:
         row_of: (sequences,) int64, each sequence's row.
-        start_of: (sequences,) int64, the sequence's first place in it.
+        start_of: (sequences,) int64, the offset of each sequence in its row.
         lengths: (rows,) int64, tokens of each row.
         counts: (units,) int64, rows of each unit.
     """
@@ -46,9 +46,9 @@ class Placement:
 
 
 def placed(units: Sequence[Unit], most: int) -> Placement:
-    """Return the placement of the units' sequences in rows of `most` tokens; 0: each alone.
+    """Return the placement of the units' sequences in rows of `most` tokens; 0: one per row.
 
-    A longer sequence has a row of its own.
+    A longer sequence has its own row.
     """
     row_of: list[int] = []
     start_of: list[int] = []
@@ -64,14 +64,14 @@ def placed(units: Sequence[Unit], most: int) -> Placement:
 
 
 def num_rows(unit: Unit, most: int) -> int:
-    """Return how many rows a unit takes, of at most `most` tokens."""
+    """Return the number of rows of a unit, with at most `most` tokens per row."""
     return len(_best_fit(unit.sizes, most)[2])
 
 
 def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list[int]]:
     """Return each sequence's row and start, and each row's tokens.
 
-    Longest first, each into the fullest row that has room.
+    The longest sequence comes first; each goes into the fullest row that has room.
     """
     # Best fit decreasing (bin packing): `with_room[r]` lists the rows with r tokens of room left.
     shortest = sorted(lengths)[:2]
@@ -95,22 +95,22 @@ def _best_fit(lengths: list[int], most: int) -> tuple[list[int], list[int], list
 
 
 def row_tokens(model: OpenModel, parameters: Tensors) -> int:
-    """Return the tokens that a row may have: `ROW_TOKENS`, or 0 where each sequence stands alone.
+    """Return the maximum tokens of a row: `ROW_TOKENS`, or 0 if each sequence needs its own row.
 
-    Tried at the network's starting point and near it, on made-up tokens: the result is the same in
-    every process of a run, and when the run is resumed.
+    A trial on made-up tokens, at the initial parameters and near them, decides. The result is the
+    same in every process of a run and after a resume.
 
     Args:
-        model: as it will compute, but in float32.
-        parameters: whose types and devices the network's parameters are to have.
+        model: the model of the run, in float32.
+        parameters: tensors with the types and devices for the trial.
     """
     if "positions" not in inspect.signature(model.logits).parameters:
         return 0
-    # Several sequences in a row need a mask, with which a GPU takes another kernel for the pass.
+    # Several sequences in a row need a mask, and with a mask a GPU uses another kernel.
     if getattr(model, "attention", "eager") != "eager":
         return 0
     positions = max_positions(model.module)
-    if positions is not None and positions < ROW_TOKENS:  # beyond them a GPU may break down
+    if positions is not None and positions < ROW_TOKENS:  # more positions may crash a GPU
         return 0
     start = {
         name: value.to(parameters[name].device, parameters[name].dtype)
@@ -121,17 +121,17 @@ def row_tokens(model: OpenModel, parameters: Tensors) -> int:
         return ROW_TOKENS if apart else 0
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # networks that cannot take such rows raise errors of any kind
+    except Exception:  # a network that cannot take such rows may raise any error
         return 0
 
 
 @torch.no_grad()
 def _keeps_apart(model: OpenModel, parameters: Tensors) -> bool:
-    """Return whether a sequence behind others in a full row has the logits that it has alone.
+    """Return whether a sequence after others in a full row has the same logits as alone.
 
-    Without positions it must attend to them: else the comparison would show nothing. And a text's
-    logits may not depend on how far the positions of a pass reach: rows of several sequences do
-    not reach as far as others, so whoever has one of the others would change theirs.
+    Without positions it must attend to the others; otherwise the comparison would show nothing.
+    Also, a text's logits may not depend on the largest position of a pass: packed rows have
+    smaller positions, so another user's long row could change their logits.
     """
     device, words = model.device, model.vocabulary_size
     sequences = torch.arange(ROW_TOKENS, device=device).view(-1, _TOKENS)

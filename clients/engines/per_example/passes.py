@@ -1,4 +1,4 @@
-"""Microbatches: units' sequences cut into passes of rows that are padded to one length."""
+"""Microbatches: cut units' sequences into passes of rows padded to one length."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Pass:
     """Rows of sequences that go through the network together.
 
     Attributes:
-        batch: the rows; a sequence's loss counts 1 over its unit's number of them. Those that the
-            segments do not have are empty.
-        segments: the units of the rows.
+        batch: the rows; the weight of a sequence's loss is one over its unit's number of sequences.
+            Rows without a segment are empty.
+        segments: units of the rows.
     """
 
     batch: Batch
@@ -43,12 +43,12 @@ def passes(
     row_tokens: int = 0,
     shape: PassShape = _PLAIN,
 ) -> Iterator[Pass]:
-    """Cut the units' sequences into passes of rows of one length, the longest first.
+    """Cut the units' sequences into passes of rows of one length, longest rows first.
 
-    A pass keeps to `max_tokens`, padding included, but for a single row; within it rows stand in
-    the order of the units. Short sequences share rows of at most `row_tokens`, but none where masks
-    of dropout belong to rows. Rows that are short enough to be shared have positions, whether or
-    not they are. A pass is filled with empty rows to one of the sizes of `shape`.
+    A pass has at most `max_tokens` tokens, including padding, or a single longer row. Its rows are
+    in the order of the units. Short sequences share rows of at most `row_tokens` tokens, except
+    with dropout, whose masks belong to rows. All rows of at most `row_tokens` tokens have
+    positions, even with one sequence. Empty rows fill a pass to one of the sizes of `shape`.
     """
     streams = unit_streams(units)
     row_tokens = row_tokens if streams is None else 0
@@ -76,9 +76,9 @@ def passes(
 
 
 def _cuts(unit_of: torch.Tensor, most: int) -> list[int]:
-    """Return numbers of rows of passes of at most `most`, from each row's unit in ascending order.
+    """Return the number of rows of each pass, at most `most`; `unit_of` ascends.
 
-    Where a unit alone has more, it begins a pass, and others join its last rows.
+    A unit with more than `most` rows begins a new pass, and later units join its last pass.
     """
     cuts, rows = [], 0
     for count in torch.unique_consecutive(unit_of, return_counts=True)[1].tolist():
@@ -93,19 +93,19 @@ def _cuts(unit_of: torch.Tensor, most: int) -> list[int]:
 
 
 class _Sequences:
-    """All units' sequences end to end, and their placement in rows."""
+    """All units' sequences, concatenated, and their placement in rows."""
 
     def __init__(self, units: Sequence[Unit], placement: Placement) -> None:
         self._placement = placement
         self._tokens = torch.cat([unit.tokens.flatten() for unit in units])
         self._lengths = torch.cat([unit.lengths for unit in units])
-        # Each of a unit's sequences has the same weight, and so has each of a sequence's
-        # predictions that count.
+        # All sequences of a unit have the same weight, and so have all counted predictions of a
+        # sequence.
         sizes = torch.tensor([len(unit.sizes) for unit in units])
         widths = torch.tensor([unit.tokens.shape[1] for unit in units]).repeat_interleave(sizes)
         self._begins = widths.cumsum(0) - widths
         per_unit = sizes.repeat_interleave(sizes).double()
-        counted = pad((self._tokens >= 0).cumsum(0), (1, 0))  # of the tokens before each
+        counted = pad((self._tokens >= 0).cumsum(0), (1, 0))  # number of counted tokens before each
         predicted = counted[self._begins + self._lengths] - counted[self._begins + 1]
         self._shares = 1.0 / (per_unit * predicted.clamp(min=1))
 
@@ -114,11 +114,11 @@ class _Sequences:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return token ids, shares and positions of rows, each of `size` (rows, length).
 
-        Shares are the weights of the predictions of the next token. Positions are None unless
-        `positioned`, which rows of several sequences must be.
+        Shares are the weights of next-token predictions. Positions are None unless `positioned`,
+        which is required for rows of several sequences.
         """
-        # Scatter by flat index: every token of the rows gets its place in the padded block at once,
-        # `inside` being its position in its own sequence.
+        # Scatter by flat index all tokens into the padded block at once; `inside` is a token's
+        # position in its sequence.
         placement = self._placement
         place_of = torch.full((len(placement.lengths),), -1)
         place_of[rows] = torch.arange(len(rows))
@@ -137,7 +137,7 @@ class _Sequences:
         shares[flat] = self._shares[here].repeat_interleave(lengths) * predicts
         positions = None
         if positioned:
-            # On to the end of each row, as transformers counts where it is given none.
+            # Continue to the end of each row, like the default positions of transformers.
             positions = torch.arange(size[1]).repeat(size[0])
             positions[flat] = inside
             positions = positions.view(size)

@@ -16,21 +16,21 @@ from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel, made_up_text, nudged, spread
 from fedsim.tensors import Tensors, l2_norm, zeros_like
 
-# Of the made-up unit.
+# The made-up unit: number of examples and tokens.
 _EXAMPLES, _TOKENS = 3, 8
 
-# Relative to a parameter's gradient, and to the whole gradient for those that are rounding alone
-# (a bias before a softmax). Rules that are wrong are wrong by far more.
+# Tolerances: relative to a parameter's gradient, and to the whole gradient for gradients that are
+# only rounding error (a bias before a softmax). Wrong rules differ by far more.
 _OWN_TOLERANCE, _WHOLE_TOLERANCE = 1e-3, 1e-5
-_LARGER = 1.1  # norms with room for rounding, of `ghost`
-# Outside, squares or the gradients themselves leave float32; zeros show nothing.
+_LARGER = 1.1  # `ghost` may return norms larger by this factor, for rounding
+# Outside these bounds, squares or gradients overflow or underflow in float32.
 _LEAST_NORM, _LARGEST_NORM = 1e-15, 1e15
 
 
 def made_up_unit(model: LanguageModel) -> Unit:
     """Return a unit of three short examples, whose tokens are spread over the vocabulary.
 
-    It depends on the model alone: a text that took part in it would decide how everybody's
+    It depends on the model alone: with a private text in it, that text would decide how all users'
     gradients are computed and clipped.
     """
     ids = torch.arange(1, _EXAMPLES * _TOKENS + 1).view(_EXAMPLES, _TOKENS)
@@ -48,12 +48,12 @@ def verify(
 ) -> None:
     """Compare the rules with autograd on made-up units.
 
-    Norms and gradients of two units of different size in one chunk must be those of automatic
-    differentiation. So they must near these parameters, where what is zero at the start is not;
-    and in a row of `length` tokens, the longest that any text has.
+    Norms and gradients of two units of different size in one chunk must equal those of autograd.
+    The same holds near these parameters, as some are zero at the start, and for a row of `length`
+    tokens, the maximum length of a text.
 
     Raises:
-        NotCovered: they are not, or the gradients are not finite; names the parameter.
+        NotCovered: they differ, or gradients are not finite; the message names the parameter.
     """
     several = made_up_unit(model)
     first = None if several.streams is None else several.streams[:1]
@@ -63,7 +63,7 @@ def verify(
     if length > _TOKENS:
         row = made_up_text(model, length, 1).cpu()
         long = Unit(1, row, torch.tensor([length]), streams=first)
-        with suppress(torch.OutOfMemoryError):  # in float32, which the run may not be in
+        with suppress(torch.OutOfMemoryError):  # float32 may need more memory than the run
             _check(model, layers, parameters, [long], method)
 
 
@@ -81,7 +81,7 @@ def _check(
         gradients.start_pass(part.segments)
         run(model, layers, parameters, part.batch, gradients)
     squares = gradients.squares()
-    if not squares.isfinite().all():  # one unit's NaN would be in both units' sums
+    if not squares.isfinite().all():  # a NaN of one unit would enter the sums of both
         raise NotCovered("gradients that are not finite")
     for index, small in enumerate(units):
         factors = torch.zeros_like(squares)
@@ -93,10 +93,11 @@ def _check(
 
 
 def compare(expected: Tensors, computed: Tensors, norms: Sequence[float]) -> None:
-    """Compare gradients, parameter by parameter, and their norms.
+    """Compare gradients and their norms, parameter by parameter.
 
     Raises:
-        NotCovered: they differ, or are too small or large to be compared; names the parameter.
+        NotCovered: they differ, or are too small or large to compare; the message names the
+            parameter.
     """
     whole = l2_norm(expected)
     if not _LEAST_NORM < whole < _LARGEST_NORM:

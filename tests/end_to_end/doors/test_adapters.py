@@ -200,11 +200,11 @@ def test_an_adapter_that_does_not_fit_is_refused(first: library.Run, tmp_path: P
     del some[min(some)]
     save_file(some, tmp_path / "fewer" / "adapter_model.safetensors")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"name_or_path": str(tmp_path / "smaller")}, "does not fit|is of another network"),
+        ({"name_or_path": str(tmp_path / "smaller")}, "does not fit|belongs to another network"),
         ({"adapter": str(tmp_path / "none")}, "there is no adapter_config.json; give a folder"),
         ({"adapter": str(tmp_path / "prompt")}, "PROMPT_TUNING adapters; only LoRA is read"),
         ({"adapter": str(tmp_path / "half")}, "does not fit"),
-        ({"adapter": str(tmp_path / "fewer")}, "is of another network than"),
+        ({"adapter": str(tmp_path / "fewer")}, "belongs to another network than"),
         ({"lora_rank": 4}, "lora_rank is for new adapters"),
         ({"trainable": "ln_", "merged": False}, "merged = false needs adapters"),
     ]

@@ -280,7 +280,7 @@ def test_tool_calls_go_through_a_template_that_knows_them(tmp_path: Path) -> Non
     store, model = store_of(tmp_path, [ASKED], CALLING)
     text = model.decode(store.example(0).tolist())
     assert text == "user:Who?;assistant:weather(Rome);tool:22 C;assistant:Warm.;"
-    said = r"row 1: the chat template knows no tool calls; .*data\.drop_refused = true$"
+    said = r"row 1: the chat template does not support tool calls; .*data\.drop_refused = true$"
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(ConfigError, match=said):
         store_of(tmp_path, [ASKED, TALK], plain)

@@ -211,7 +211,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
         "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
     )
     made = tokenizer(forgetful, ["<s>"])
-    with pytest.raises(ConfigError, match=r"renders earlier turns otherwise.*data.chat_template"):
+    with pytest.raises(ConfigError, match=r"renders earlier turns differently.*data.chat_template"):
         encoder(made, "assistant")([json.dumps({"messages": messages(TURNS)})])
 
 
@@ -225,7 +225,7 @@ def test_a_prompt_that_the_template_rewrites_is_refused() -> None:
     made = tokenizer(moving, ["<s>"])
     prompt = [{"role": "system", "content": "Be kind."}, *messages(TURNS[:1])]
     row = {"prompt": prompt, "completion": messages(["", *TURNS[:2]])[1:]}
-    with pytest.raises(ConfigError, match=r"so the completion cannot be told apart; .*as data"):
+    with pytest.raises(ConfigError, match=r"so the completion tokens cannot be found; .*as data"):
         encoder(made, "completion")([json.dumps(row)])
     last = {"prompt": prompt, "completion": messages(["", TURNS[1]])[1:]}
     (found,) = encoder(made, "completion")([json.dumps(last)])

@@ -90,9 +90,9 @@ def no_tokenizer(folder: Path) -> None:
 
 
 CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
-    (pickled, "no weights as safetensors; pickles, which can run code, are not read"),
-    (code, "it needs code that comes with it, which is never run"),
-    (elsewhere, r"'\.\./weights\.safetensors' is no file of the folder"),
+    (pickled, "no safetensors weights; pickles are not read, as they can run code"),
+    (code, "it needs its own code, and fedsim never runs code of a model"),
+    (elsewhere, r"'\.\./weights\.safetensors' is not a file in the folder"),
     (adapters, "merge them"),
     (not_whole, "lack weights of the network: 1, .*ln_2"),
     (
@@ -113,7 +113,10 @@ CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
     (partial(pointer, name="config.json"), r"config\.json is a git-LFS pointer"),
     ({"n_positions": 128.0}, "n_positions"),
     (partial(edit, name="tokenizer_config.json", __class__=7), "__class__"),
-    (no_tokenizer, r"opens here: the folder has no tokenizer; save one .*\.save_pretrained$"),
+    (
+        no_tokenizer,
+        r"can be opened here: the folder has no tokenizer; save one .*\.save_pretrained$",
+    ),
 ]
 """What is done to a folder, or changed in its config.json."""
 

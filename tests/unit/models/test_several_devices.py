@@ -20,7 +20,7 @@ TWO = "cuda:0,cuda:1"
 
 
 def test_more_devices_than_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a network of 2 blocks cannot be held by 3 GPUs"):
+    with pytest.raises(ConfigError, match="a network of 2 blocks cannot be split over 3 GPUs"):
         opened(llama(), LORA, device="cpu,cpu,cpu")
 
 

@@ -32,7 +32,7 @@ def test_what_is_selected_stands_in_order(pattern: str, lora: bool, selected: li
 
 
 def test_a_pattern_without_a_match_names_the_parameters() -> None:
-    message = r"model\.trainable = 'mlp': finds none of the 4 parameters; .*wte\.weight"
+    message = r"model\.trainable = 'mlp': matches none of the 4 parameters; .*wte\.weight"
     with pytest.raises(ConfigError, match=message):
         select_trainable(NAMES, "mlp")
 

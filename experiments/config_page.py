@@ -1,6 +1,6 @@
 """Write docs/config.md: `python -m fedsim.experiments.config_page > docs/config.md`.
 
-Types and defaults come from the sections' fields, what a key is from the text under it.
+Types and defaults come from the sections' fields, descriptions from the docstrings under them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ values that a run used are in the `config.toml` of its folder.
 This page is written by `python -m fedsim.experiments.config_page`.
 """
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-_PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # in a docstring a link would be of its page
+_PAGE = re.compile(r"`docs/([\w-]+)\.md(#[\w-]+)?`")  # docstrings cannot have relative links
 _SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-_LARGE = 1e12  # a limit that no config comes near
+_LARGE = 1e12  # larger limits are not shown
 
 
 def page() -> str:
-    """Return the page in Markdown: a part for each table of a config, in the order of its keys."""
+    """Return the page in Markdown, with a part for each table of a config, in its key order."""
     text = "\n".join([_INTRODUCTION, *(_part(*table) for table in tables("", Config))])
     return _PAGE.sub(r"[\1](\1.md\2)", text)
 
 
 def described(section: type[Section]) -> dict[str, str]:
-    """Return the text under each key of a section, on one line."""
+    """Return the docstring under each key of a section, on one line."""
     texts: dict[str, str] = {}
     try:
         (definition,) = ast.parse(inspect.getsource(section)).body
-    except OSError:  # made of the signature of an optimizer of torch
+    except OSError:  # built from the signature of a torch optimizer
         return texts
     for field, below in pairwise(cast(ast.ClassDef, definition).body):
         match field, below:
@@ -60,9 +60,9 @@ def described(section: type[Section]) -> dict[str, str]:
 
 
 def tables(name: str, section: type[Section]) -> Iterator[tuple[str, str, type[Section]]]:
-    """Yield a section and those in it, each with its name in TOML and the key that selects it.
+    """Yield a section and its nested sections, each with its TOML name and its selecting key.
 
-    An open table is followed by the options of each built-in part that has keys of its own.
+    After a table with a choice of parts come the options of each built-in part with own keys.
     """
     yield name, "", section
     for key, field in section.model_fields.items():
@@ -85,7 +85,7 @@ def _options(
 
 
 def _inner(field: FieldInfo) -> list[type[Section]]:
-    """Return the sections that a key may hold; not the steps, which are a table of docs/data.md."""
+    """Return the sections that a key may hold, except preparation steps (see docs/data.md)."""
     return [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_section(kind)]
 
 
@@ -110,7 +110,7 @@ def _part(name: str, selected: str, section: type[Section]) -> str:
 
 
 def _kind(annotation: Any, limits: list[Any]) -> str:  # noqa: ANN401  (any annotation)
-    """Return what a value may be: words for a type, the choices of a literal, and the limits."""
+    """Return the allowed values in words: the type or the choices, and the limits."""
     inner = get_args(annotation)
     match get_origin(annotation):
         case _ if any(_is_section(kind) for kind in (annotation, *inner)):

@@ -1,14 +1,13 @@
-"""Number of runs that a shared budget pays for, by four rules.
+"""Compute the number of runs within a shared budget, by four rules.
 
 `python -m fedsim.experiments.filter_cost` prints the table of docs/accounting.md. Every run is
-calibrated
-to the same ε at the budget's δ.
+calibrated to the same ε at the budget's δ.
 
-- fixed in advance: the tight composition of all runs, a theorem if they were registered together.
-- filter: `accounting.privacy_filter`, at the order that the first run fixes.
+- fixed in advance: tight composition of all runs; valid if all runs were registered together.
+- filter: `accounting.privacy_filter`, at the Rényi order that the first run fixes.
 - basic: Σ ε and Σ δ (a filter by Rogers et al. 2016, arXiv:1605.08294), with δ split equally.
-- advanced: Whitehouse et al. 2023 (arXiv:2203.05481), Theorem 1: half of δ for the runs' own, split
-  equally, half for sqrt(2 log(1/δ') Σ ε²) + Σ ε²/2.
+- advanced: Whitehouse et al. 2023 (arXiv:2203.05481), Theorem 1: half of δ is split equally over
+  the runs, half is δ' in sqrt(2 log(1/δ') Σ ε²) + Σ ε²/2.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from fedsim.accounting.privacy_filter import RenyiFilter, best_order
 from fedsim.sampling import PoissonSampling, Relation
 
 DELTA = 1e-5
-MECHANISMS = (  # probability, rounds of a run, units a user
+MECHANISMS = (  # probability, rounds of a run, units per user
     (1.0, 1, 1),
     (0.01, 1_000, 1),
     (0.001, 10_000, 1),
     (0.01, 1_000, 8),
 )
-BUDGETS = ((8.0, 1.0), (8.0, 2.0), (8.0, 4.0), (2.0, 0.5))  # ε of all, ε of one run
+BUDGETS = ((8.0, 1.0), (8.0, 2.0), (8.0, 4.0), (2.0, 0.5))  # ε of all runs, ε of one run
 _MOST = 200
 
 
@@ -63,7 +62,7 @@ def row(
 
 
 def _most(fits: Callable[[int], bool]) -> int:
-    """Return the largest number of runs that fits; what does not fit, more do not."""
+    """Return the largest number of runs that fits; `fits` must be monotone."""
     return bisect_left(range(1, _MOST), True, key=lambda runs: not fits(runs))
 
 

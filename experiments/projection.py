@@ -1,4 +1,4 @@
-"""Projected time and cost of large runs, from measured constants.
+"""Project time and cost of large runs from measured constants.
 
 `python -m fedsim.experiments.projection docs/benchmarks/{gpu,grids,server}.json` prints the docs
 page's table.
@@ -19,13 +19,13 @@ class Setting:
     """Size of a run.
 
     Attributes:
-        parameters: of the model, all of them taking part in forward and backward.
-        trainable: those that move, travel and are noised.
-        cohort_size: expected users a round.
-        group_size: sequences a user brings.
-        sequence_length: tokens a sequence.
-        rounds: how many.
-        gpus: how many, a worker each.
+        parameters: number of parameters of the model in forward and backward.
+        trainable: number of trained parameters; these are sent and get noise.
+        cohort_size: expected number of users per round.
+        group_size: sequences per user.
+        sequence_length: tokens per sequence.
+        rounds: number of rounds.
+        gpus: number of GPUs, with one worker each.
         collective: whether workers exchange sums and step their shares, by NCCL.
     """
 
@@ -40,10 +40,10 @@ class Setting:
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of a round, attention's own left out.
+        """Floating-point operations of a round, without attention's own products.
 
-        A parameter and token take 2 forward and 4 backward; with all but adapters frozen backward
-        forms no products for the frozen parameters' gradients, which leaves 2.
+        Each parameter and token takes 2 forward and 4 backward. If only adapters are trained,
+        backward forms no gradients of frozen parameters and takes 2.
         """
         tokens = self.cohort_size * self.group_size * self.sequence_length
         return (6.0 if self.trainable == self.parameters else 4.0) * self.parameters * tokens
@@ -51,18 +51,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants that `fedsim bench` and the GPU benchmark measured.
+    """Constants measured by `fedsim bench` and the GPU benchmark.
 
     Attributes:
-        all_parameters: operations a second of a GPU that computes clipped gradients of all
-            parameters.
-        adapters: the same, of adapters alone.
+        all_parameters: operations per second of a GPU for clipped gradients of all parameters.
+        adapters: operations per second of a GPU for clipped gradients of adapters alone.
         transfer: seconds per parameter: out as float32, a sum back as float32, on Ray, of two
             workers at once.
-        fold: seconds per parameter and worker: the server adds the worker's sum.
-        message: seconds per worker besides.
+        fold: seconds per parameter and worker, for adding a worker's sum on the server.
+        message: further seconds per worker.
         server: seconds per parameter for estimate, noise and step.
-        coins: seconds a round for a population of 342,477 besides.
+        coins: further seconds per round for a population of 342,477 users.
     """
 
     all_parameters: float
@@ -75,7 +74,7 @@ class Constants:
 
     @classmethod
     def measured(cls, rows: Sequence[Mapping[str, Any]]) -> Constants:
-        """Read them out of the rows of `fedsim bench grids server --json` and of the GPU's."""
+        """Read the constants from rows of `fedsim bench grids server --json` and of the GPU."""
         seconds = {(row["case"], row.get("engine")): float(row["seconds"] or 0.0) for row in rows}
         small, large = (seconds[f"round/{size}", "ray"] for size in ("1M", "10M"))
         slope = (large - small) / 9e6
@@ -112,7 +111,7 @@ SERVER_PARTS = tuple(
 )
 SUMS = 4  # of `FOLD`
 FOLD = f"gpt2-medium, 350M: sums of {SUMS} workers"
-PRICE = 4.0  # dollars of a GPU hour: a guess
+PRICE = 4.0  # assumed dollars per GPU hour
 EXCHANGE = 450e9  # bytes a second that a H200 sends by NVLink: its data sheet
 STORE = 1e9  # bytes a second that a worker copies into Ray's store: a guess
 
@@ -129,7 +128,7 @@ class Projection:
 
 
 def project(setting: Setting, constants: Constants, price: float = PRICE) -> Projection:
-    """Return the projection with one sum a worker; parts of a round follow one another.
+    """Return the projection with one sum per worker; the parts of a round do not overlap.
 
     By collectives, each worker has the cores that the server was measured with.
     """

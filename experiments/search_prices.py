@@ -1,4 +1,4 @@
-"""ε of searches for the best of several runs: the table of docs/tuning.md.
+"""Compute ε of searches for the best of several runs: the table of docs/tuning.md.
 
 python -m fedsim.experiments.search_prices
 """

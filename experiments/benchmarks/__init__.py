@@ -1,5 +1,5 @@
-"""Benchmarks: time and memory of fedsim and of other packages on this machine.
+"""Benchmarks: time and memory of fedsim and of peer packages on this machine.
 
-A benchmark is a function `run()` registered under `fedsim.benchmarks` that returns rows; `page.py`
-makes docs/benchmarks.md of them.
+A benchmark is a function `run()` that returns rows, registered as entry point `fedsim.benchmarks`.
+`page.py` writes docs/benchmarks.md from the rows.
 """

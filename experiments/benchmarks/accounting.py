@@ -1,4 +1,4 @@
-"""Accounting: ε and calibration of example-level sampling, and the same by dp_accounting."""
+"""Benchmark ε and noise calibration of example-level sampling against dp_accounting."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fedsim.sampling import PoissonSampling, binomial_probabilities
 _ORDER = ("fedsim", "fedsim", "dp_accounting", "fedsim", "fedsim")
 _DELTA = 1e-6
 
-# Charles et al. 2024: Figure 1 at its dearest point, and the calibration of App. B.1.2
+# Charles et al. 2024: the slowest point of Figure 1, and the calibration of App. B.1.2
 _FIGURE_1_PROBABILITY, _FIGURE_1_NOISE, _FIGURE_1_ROUNDS = 0.01, 1.0, 2000
 _USERS, _GROUP_SIZE, _BATCH_SIZE, _ROUNDS = 1024, 32, 64, 1000
 _LARGE_GROUP_SIZE, _LARGE_EPSILON = 183, 4.0
 
 
 def run() -> list[Row]:
-    """Return the times of every case, ours and, where it has one, dp_accounting's."""
+    """Return the times of every case, by fedsim and, if it supports the case, by dp_accounting."""
     return [
         *_epsilon("epsilon/els-32", units_per_user=32, repetitions=1),
         *_epsilon("epsilon/uls", units_per_user=1, repetitions=2),
@@ -64,7 +64,7 @@ def _epsilon(case: str, units_per_user: int, repetitions: int) -> list[Row]:
 
 
 def _calibration(case: str, units_per_user: int, target: float, repetitions: int) -> list[Row]:
-    """Return the times of the noise multiplier that keeps `target`, for B gradients a round."""
+    """Return the times of a noise calibration to ε = `target`."""
     probability = _BATCH_SIZE / (_USERS * units_per_user)
     details = {
         "sampling_probability": probability,
@@ -84,7 +84,7 @@ def _calibration(case: str, units_per_user: int, target: float, repetitions: int
         )
 
     def reference() -> float:
-        """As printed in Charles et al. 2024, App. B.1.2, with dp_accounting's own defaults."""
+        """Calibrate as in Charles et al. 2024, App. B.1.2, with dp_accounting's defaults."""
 
         def event(noise: float) -> dp_accounting.DpEvent:
             return dp_accounting.SelfComposedDpEvent(
@@ -107,9 +107,9 @@ def _rows(
     repetitions: int,
     details: dict[str, Any],
 ) -> list[Row]:
-    """Measure the reference `repetitions` times, ours around each; of none, ours alone.
+    """Measure fedsim, and between its repetitions the reference `repetitions` times.
 
-    The computed number is recorded beside the times.
+    The rows also record the computed number.
     """
     results: dict[str, float] = {}
 
@@ -158,7 +158,7 @@ def _empty_caches() -> Iterator[None]:
 
 
 def _event(noise: float, units_per_user: int, probability: float) -> dp_accounting.DpEvent:
-    """Return one round as dp_accounting's user would write it."""
+    """Return the event of one round in dp_accounting's terms."""
     if units_per_user == 1:
         return dp_accounting.PoissonSampledDpEvent(
             probability, dp_accounting.GaussianDpEvent(noise)

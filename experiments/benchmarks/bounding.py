@@ -1,12 +1,12 @@
-"""Contribution bounding: how much each rule keeps, and its time and memory at full size.
+"""Benchmark contribution bounding: kept examples of each rule, and time and memory at full size.
 
-Graphs are made up: owners take part log-normally often, and a text has one owner and a Poisson
-number of others. 20 graphs of 10,000 examples are bounded by each rule and compared with the
-optimum of the linear program, which no set exceeds. One of a million examples and 100,000 owners is
-built as a store by the real builder and bounded in a process of its own. What is kept is counted
-again, owner by owner, from the store's files.
+Graphs are synthetic: the number of texts of an owner is log-normal, and a text has one owner plus a
+Poisson number of other owners. Each rule bounds 20 graphs of 10,000 examples; the results are
+compared with the optimum of the linear program, an upper bound. One graph of a million examples and
+100,000 owners is built as a store by the real builder and bounded in its own process. The kept
+examples of each owner are recounted from the store's files.
 
-`python -m fedsim.experiments.benchmarks.bounding FOLDER EXAMPLES OWNERS` is that process.
+`python -m fedsim.experiments.benchmarks.bounding FOLDER EXAMPLES OWNERS` starts that process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedsim.utils import files as paths
 from fedsim.utils.machine import peak_memory_bytes
 
 _GRAPHS, _EXAMPLES, _OWNERS = 20, 10_000, 1_000
-_OTHERS = (0.5, 1.0, 2.0)  # owners beside the user, on average, in turn
+_OTHERS = (0.5, 1.0, 2.0)  # mean number of owners besides the user, by graph in turn
 _GROUP_SIZES = (4, 16)
 _LARGE = (1_000_000, 100_000)
 _SHOWN: tuple[tuple[Bounding, Order], ...] = (
@@ -44,7 +44,7 @@ Record = tuple[str, str, tuple[str, ...]]
 
 
 def run(graphs: int = _GRAPHS, large: tuple[int, int] = _LARGE) -> list[Row]:
-    """Return a row for each group size and rule over all graphs, and rows of the large one."""
+    """Return a row for each group size and rule over all graphs, and the large graph's rows."""
     paths.cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=paths.cache_dir(), prefix="bench-bounding-") as name:
         folder = Path(name)
@@ -84,7 +84,7 @@ def _compared(stores: Sequence[TokenStore], size: int, rule: Bounding, order: Or
 
 
 def _check(store: TokenStore, kept: npt.NDArray[np.int64], size: int) -> int:
-    """Count the kept examples of each owner from the files, and return the most that one has."""
+    """Count each owner's kept examples from the files, and return the maximum."""
     offsets = np.load(store.path / "example_owner_offsets.npy").tolist()
     owners = np.load(store.path / "example_owners.npy").tolist()
     counts: dict[int, int] = {}
@@ -129,7 +129,7 @@ def _store(folder: Path, seed: int, examples: int, owners: int) -> TokenStore:
 
 
 def _large(folder: Path, examples: int, owners: int) -> dict[str, Any]:
-    """Build a store and bound it by greedy; seconds, and the process's peak after each."""
+    """Build a store and bound it by greedy; return seconds and peak memory after each step."""
     started = time.perf_counter()
     store = _store(folder, 2, examples, owners)
     built = {"seconds": time.perf_counter() - started, "peak_bytes": peak_memory_bytes()}

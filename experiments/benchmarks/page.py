@@ -1,8 +1,8 @@
-"""Benchmark results as a page and a picture: `python -m fedsim.experiments.benchmarks.page JSON…`.
+"""Write the benchmark page and picture: `python -m fedsim.experiments.benchmarks.page JSON…`.
 
-Each file is what `fedsim bench NAME --json` printed, or `fedsim.experiments.benchmarks.gpu` wrote.
-Writes `docs/benchmarks.md` and
-`docs/benchmarks.png`, or `benchmarks.*` in the folder after `--out`.
+Each file is the output of `fedsim bench NAME --json` or of `fedsim.experiments.benchmarks.gpu`.
+Writes `docs/benchmarks.md` and `docs/benchmarks.png`, or `benchmarks.*` in the folder after
+`--out`.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ fedsim bench peers --json > docs/benchmarks/peers.json
 """
 _FLOOR = """## Engines, over the floor
 
-The floor is what training without privacy costs: forward and backward over the same sequences in
-large batches, with a plain sum. `uls`: one clipped mean gradient a user, by examples a user. `els`:
-one clipped gradient an example. `fedavg`: a clipped difference after four local steps of one
-example. `uls-ragged`: real users. Other processors give other ratios ([models.md](models.md)).
+The floor is the cost of training without privacy: forward and backward over the same sequences in
+large batches, with a plain sum. `uls`: one clipped mean gradient per user, by examples per user.
+`els`: one clipped gradient per example. `fedavg`: a clipped difference after four local steps of
+one example. `uls-ragged`: real users. Other processors give other ratios ([models.md](models.md)).
 
-Floor and `auto` are repeated 5 to 15 times, the others once to three times; differences of a fifth
-between those say nothing. Where `auto` is not `loop`, it chose `materialised`, and of
-`fedavg` `stacked`.
+Floor and `auto` are repeated 5 to 15 times, the others one to three times; for these, differences
+of a fifth are not significant. Where `auto` is not `loop`, it chose `materialised`, or `stacked`
+for `fedavg`.
 
-The strong floor is a step of a good script without privacy: `sdpa` attention, `torch.compile` where
-that is faster, fused AdamW, on a GPU in bfloat16. A round is `run_round` in one process.
+The strong floor is a step of a good script without privacy: `sdpa` attention, `torch.compile` if it
+is faster, fused AdamW, and bfloat16 on a GPU. A round is `run_round` in one process.
 """
 _PEERS = """## Peers
 
-A peer's time over that of fedsim's own choice of engine, on the same work. pfl's clipped sums equal
-ours. Opacus gets networks rewritten to what it supports.
+A peer's time over the time of fedsim's `auto` engine, on the same work. pfl's clipped sums equal
+ours. For Opacus, networks are rewritten with layers that it supports.
 """
-_MEMORY = "## Peak memory\n\nA process that computes one step, over the non-private one.\n"
+_MEMORY = "## Peak memory\n\nPeak of a process that computes one step, over the non-private peak.\n"
 _GPU = """## GPU
 
 `python -m fedsim.experiments.benchmarks.gpu --out docs/benchmarks/gpu.json` checks and measures in
-bfloat16; `--quick` takes tiny shapes, on a CPU too. Slices can be named (`350m`, `gpt2`, `fedavg`,
+bfloat16; `--quick` uses tiny shapes, also on a CPU. Slices can be named (`350m`, `gpt2`, `fedavg`,
 `rounds`, `workers`, `llama-8b`, `parity`, `tests`, `resume`). Each ends after eight minutes and
 keeps the rows of others; `--list` says which are not measured. The column "of arithmetic" is tokens
 a second over those of 40 % of the GPU's peak.
 """
 _SERVER = """## The server's part of a round
 
-Over one pass that copies the parameters and adds to the copy. Estimate and noise are over as many
-of torch's float32 normals by all cores (ours are float64, rounded to a grid). The peak counts
-float32 copies of the parameters.
+Times are over one pass that copies the parameters and adds to the copy. Estimate and noise are over
+the same number of torch's float32 normals on all cores (ours are float64, rounded to a grid). The
+peak counts float32 copies of the parameters.
 """
 _WORK = """## Counted work of large models
 
-`fedsim bench work --json > docs/benchmarks/work.json` counts, without computing, what `auto` does
+`fedsim bench work --json > docs/benchmarks/work.json` counts, without computing, the work of `auto`
 with all parameters on a CPU. Arithmetic is over that without privacy. A pass reads or writes the
-bytes of one float32 copy of the parameters: of gradients, sums and casts, not of weights in
-products. What a chunk of units does once, they share. The last column comes once for up to 128
-units.
+bytes of one float32 copy of the parameters: gradients, sums and casts, but not weights in products.
+Units of a chunk share the work done once per chunk. The work in the last column is done once for up
+to 128 units.
 """
 _OTHERS = "## Other benchmarks\n"
 
@@ -85,7 +85,7 @@ def write(files: Sequence[Path], out: Path) -> None:
     """Write `benchmarks.md` and `benchmarks.png` into `out`.
 
     Raises:
-        ConfigError: a file is not the answer of `fedsim bench --json`.
+        ConfigError: a file is not the output of `fedsim bench --json`.
     """
     answers = [_read(path) for path in files]
     rows = [row for answer in answers for row in answer["rows"]]
@@ -105,12 +105,12 @@ def _read(path: Path) -> Answer:
 
 
 def page(answers: Sequence[Answer]) -> str:
-    """Return the page's Markdown; a part without rows is left out."""
+    """Return the page's Markdown, without parts that have no rows."""
     rows: list[Result] = [row for answer in answers for row in answer["rows"]]
     engines = [row for row in rows if row["benchmark"] == "engines"]
     peers = [row for row in rows if row["benchmark"] == "peers" and row.get("ratio") is not None]
     server = [row for row in rows if row["benchmark"] == "server"]
-    # One row says what all comparisons of engines say; the JSON has each of them.
+    # One row summarises all comparisons of engines; the JSON has each of them.
     gpu = [r for r in rows if r["benchmark"] == "gpu" and not r["case"].startswith("parity: ")]
     work = [row for row in rows if row["benchmark"] == "work"]
     shown_above = ("engines", "peers", "server", "gpu", "work")
@@ -129,7 +129,7 @@ def page(answers: Sequence[Answer]) -> str:
 
 
 def table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> str:
-    """Return a Markdown table with a column for each head, or nothing without rows."""
+    """Return a Markdown table with a column for each head, or "" without rows."""
     if not rows:
         return ""
     rule = ["---", *["---:"] * (len(columns) - 1)]
@@ -138,7 +138,7 @@ def table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> s
 
 
 def over_floor(rows: Sequence[Result]) -> str:
-    """Return a line a case: ratios to the floor by engine, the other two, auto's tokens."""
+    """Return one line per case: ratios to the floor by engine, other ratios, tokens of auto."""
     by_case: dict[str, dict[str, Result]] = {}
     for row in rows:
         if "ratio_to_floor" in row or row["engine"] == "strong floor":
@@ -166,12 +166,12 @@ def over_floor(rows: Sequence[Result]) -> str:
 
 
 def _detail(key: str, form: str) -> Callable[[Result], str]:
-    """Return a column of a detail of rows, "–" where there is none."""
+    """Return a column with a detail of rows, "–" if it is missing."""
     return lambda row: _number(row["details"].get(key), form)
 
 
 def _result(row: Result) -> str:
-    """Return what a check found: its first line, or how far it is from the reference."""
+    """Return the result of a check: its first line, or its distance from the reference."""
     details = row["details"]
     if "relative_difference" in details and "result" not in details:
         return f"{details['relative_difference']:.1e} away"

@@ -1,7 +1,7 @@
-"""Processes side by side: how much two runs on one machine get done, by how their threads wait.
+"""Throughput of two concurrent runs on one machine, by the way that threads wait.
 
-`python -m fedsim.experiments.benchmarks.processes SECONDS` clips and sums users of a small network
-for so long, after a line on its standard input, and prints how many it did.
+`python -m fedsim.experiments.benchmarks.processes SECONDS` waits for a line on standard input. It
+clips and sums users of a small network for that time, and prints the number of users per second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsim.utils.machine import BRIEF_WAITING
 _SECONDS, _TURNS = 10.0, 5
 
 _WAYS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
-    # case: processes, what it is compared with, environment of each
+    # case: number of processes, reference case, environment of each process
     "alone, as torch waits by itself": (1, "alone, as torch waits by itself", {}),
     "alone, as fedsim lets it wait": (1, "alone, as torch waits by itself", BRIEF_WAITING),
     "two, a thread each": (2, "two, a thread each", {"OMP_NUM_THREADS": "1"}),
@@ -36,9 +36,9 @@ _WAYS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
 
 
 def run(seconds: float = _SECONDS, turns: int = _TURNS) -> list[Row]:
-    """Return a row for each way; `ratio` is of the units that get done, to the way named there.
+    """Return a row for each case; `ratio` divides its units per second by its reference case's.
 
-    It is the median over the turns: a machine that others share is now faster, now slower.
+    The ratio is the median over turns, as the speed of a shared machine changes.
     """
     done: dict[str, list[float]] = {name: [] for name in _WAYS}
     for _ in range(turns):
@@ -61,7 +61,7 @@ def run(seconds: float = _SECONDS, turns: int = _TURNS) -> list[Row]:
 
 
 def units_a_second(processes: int, environment: Mapping[str, str], seconds: float) -> float:
-    """Return how many units so many processes do together, each with all cores' threads."""
+    """Return the units per second of `processes` processes, each with threads for all cores."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +92,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 def _work(seconds: float) -> float:
-    """Say when ready, wait for a line, and return the units done a second."""
+    """Print "ready", wait for a line, and return the units per second."""
     work = workload(Case("uls", "tiny-gpt", num_units=16, group_size=4))
     engine = choose_engine("auto", work.task, work.model)
 

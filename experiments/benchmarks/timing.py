@@ -1,4 +1,4 @@
-"""Timing of a task, and runs of a module in a process of its own."""
+"""Time tasks, and run modules in their own process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Row(_Required, total=False):
     """One measurement; benchmarks add their own settings under `details`.
 
     Attributes:
-        benchmark: its registered name.
-        case: what was computed.
-        seconds: the median of the repetitions, wall-clock; None where it was not measured, with
-            the reason under `details["not_measured"]`.
-        engine: by which of several ways, where there are several.
-        repetitions: how many the median is of.
-        ratio: of the reference's seconds to these, how many times faster than it; or None.
-            A benchmark whose reference is fedsim itself says so.
-        ratio_to_floor: of these seconds to those that the machine cannot do without.
+        benchmark: registered name of the benchmark.
+        case: the measured case.
+        seconds: median wall-clock seconds over the repetitions; None if not measured, with the
+            reason in `details["not_measured"]`.
+        engine: the way of computing, if a case has several.
+        repetitions: number of repetitions in the median.
+        ratio: the reference's seconds over these seconds (the speed-up); or None. A benchmark
+            that uses another ratio says so.
+        ratio_to_floor: these seconds over the least possible on this machine.
         details: settings and results, as JSON values.
     """
 
@@ -47,12 +47,12 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Return the wall-clock seconds of each repetition of each task in `order`.
 
-    All run in this process, in that order: what slows the machine down for a while slows
-    neighbours alike.
+    All run in this process, in that order, so a slow period of the machine affects neighbours
+    alike.
 
     Args:
-        tasks: what to measure, by name.
-        order: names, each as often as it is to be repeated.
+        tasks: tasks by name.
+        order: names of tasks, one entry per repetition.
     """
     seconds: dict[str, list[float]] = {}
     for name in order:
@@ -63,28 +63,28 @@ def interleaved(
 
 
 def times_as_long(seconds: Sequence[float], others: Sequence[float]) -> float:
-    """Return the median over turns of one task's seconds to another's of the same turn.
+    """Return the median over turns of one task's seconds divided by another's in the same turn.
 
-    A machine that others share changes its speed within seconds: what ran side by side had the
-    same, which medians of all turns need not have.
+    The speed of a shared machine changes within seconds. Repetitions of one turn ran at the same
+    speed, unlike medians over all turns.
 
     Args:
-        seconds: of each turn, from `interleaved`.
-        others: of as many turns or more; those to which `seconds` has none do not count.
+        seconds: seconds of each turn, from `interleaved`.
+        others: seconds of at least as many turns; extra turns are ignored.
     """
     return median(one / other for one, other in zip(seconds, others, strict=False))
 
 
 def repeated(task: Callable[[], Any], repetitions: int = REPETITIONS) -> list[float]:
-    """Return the wall-clock seconds of each repetition, after one that is not counted."""
+    """Return the wall-clock seconds of each repetition, after one untimed repetition."""
     return interleaved({"": task}, [""] * (1 + repetitions))[""][1:]
 
 
 def in_own_process(module: str, *arguments: object) -> Any:  # noqa: ANN401  (any JSON value)
-    """Run `python -m module arguments` and return the JSON of the last line that it prints.
+    """Run `python -m module arguments` and return the JSON of its last line of output.
 
     Raises:
-        RuntimeError: it failed; the message has the end of its standard error.
+        RuntimeError: the process failed; the message has the end of its standard error.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -100,7 +100,7 @@ def row_of(
     seconds: list[float],
     **others: Any,  # noqa: ANN401
 ) -> Row:
-    """Return a row of the median of some repetitions; `others` are more of its fields."""
+    """Return a row with the median of `seconds`; `others` are further fields."""
     row = Row(
         benchmark=benchmark,
         case=case,

@@ -1,1 +1,1 @@
-"""A Flower app of the quickstart's shape, made private by its strategy alone."""
+"""A Flower app like the quickstart; only its strategy makes it private."""

@@ -1,4 +1,4 @@
-"""The example's ClientApp: plain Flower, one node is one user; nothing in it is private."""
+"""The example's ClientApp: plain Flower without privacy code; one node is one user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = ClientApp()
 
 
 def make_model() -> nn.Linear:
-    """Return the model: ten numbers to one of two classes, starting at zero."""
+    """Return the model: a linear classifier of ten numbers into two classes, starting at zero."""
     model = nn.Linear(10, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -19,7 +19,7 @@ def make_model() -> nn.Linear:
 
 
 def load_data(user: int, num_examples: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a user's examples, (num_examples, 10), and classes: made up, the same every time."""
+    """Return a user's synthetic examples, (num_examples, 10), and classes; always the same."""
     generator = torch.Generator().manual_seed(user % 2**31)
     inputs = torch.randn(num_examples, 10, generator=generator)
     return inputs, (inputs.sum(dim=1) > 0).long()
@@ -27,7 +27,7 @@ def load_data(user: int, num_examples: int = 20) -> tuple[torch.Tensor, torch.Te
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train on the user's examples from the arrays that came, and send back where that led."""
+    """Train on the user's examples, starting at the received arrays; return the new arrays."""
     model = make_model()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     inputs, classes = load_data(context.node_id)

@@ -1,4 +1,4 @@
-"""The example's ServerApp: Flower's quickstart with another strategy, and what it promises."""
+"""The example's ServerApp: Flower's quickstart with a private strategy and its promise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Return the accuracy on examples that belong to no user."""
+    """Return the accuracy on examples that do not belong to a user."""
     model = make_model()
     model.load_state_dict(arrays.to_torch_state_dict())
     inputs, classes = load_data(user=-1, num_examples=500)

@@ -1,1 +1,1 @@
-"""Times of gradient engines, over training without privacy. Start at `bench_engines.py`."""
+"""Times of gradient engines relative to non-private training. Start at `bench_engines.py`."""

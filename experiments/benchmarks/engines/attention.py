@@ -1,7 +1,7 @@
-"""Attention of either kind: seconds and memory of a cohort's gradients by length of the examples.
+"""Seconds and memory of a cohort's gradients with each attention kind, by length of examples.
 
 `python -m fedsim.experiments.benchmarks.engines.attention sdpa 1024 smollm2-135m-lora 2` computes
-once, two users of 1,024 tokens, and prints the process's peak resident bytes.
+the gradients of two users of 1,024 tokens once, and prints the process's peak resident bytes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def run(
     lengths: Sequence[int] = _LENGTHS,
     repetitions: int = _REPETITIONS,
 ) -> list[Row]:
-    """Return for each length the seconds and the peak of both kinds.
+    """Return the seconds and the peak memory of both kinds for each length.
 
-    A ratio is of those of "eager" to these: how many times less.
+    A ratio divides the value of "eager" by the row's value.
     """
     return [row for length in lengths for row in _of_length(model, length, lengths, repetitions)]
 

@@ -1,4 +1,4 @@
-"""Times of gradient engines over the floor: by user, by example, after local training."""
+"""Times of gradient engines over the floor: ULS, ELS and local training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCAL_STEPS = 4
 
 CASES = (
     *(Case("uls", model, 64, size) for model in (_TINY, _LSTM) for size in _GROUP_SIZES),
-    # Two cores take a second for some 250 tokens of GPT-2 small: fewer users.
+    # Few users: two cores take a second for about 250 tokens of GPT-2 small.
     Case("uls", _LORA, 8, 1),
     Case("uls", _LORA, 4, 4),
     Case("els", _TINY, 64),
@@ -37,13 +37,13 @@ def run() -> list[Row]:
     for case in CASES:
         of_case = measured(case)
         rows += of_case
-        # All cases take minutes: show each as it is finished.
+        # All cases together take minutes, so show each as soon as it is finished.
         log.info("%s: %s", case.name, ", ".join(map(_ratio, of_case[1:])))
     return [*rows, *memory_rows()]
 
 
 def _ratio(row: Row) -> str:
-    """Return one of the row's ratios in words; see `measured`."""
+    """Return a text with one of the row's ratios; see `measured`."""
     if row["engine"] == STRONG:
         way = "compiled" if row["details"]["compiled"] else "not compiled"
         return f"floor / strong floor {row['ratio']:.2f} ({way})"

@@ -1,4 +1,4 @@
-"""Cases for the gradient engines: cohorts in memory, so that reading data is not timed."""
+"""Cases for the gradient engines: cohorts in memory, so the times exclude reading data."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Case:
-    """A cohort of `num_units` users (of examples, in els) with `group_size` examples each.
+    """A cohort of `num_units` users (examples for els) with `group_size` examples each.
 
     Attributes:
-        kind: uls: mean gradients; fedavg: a local step for each example; els: one example a unit;
+        kind: uls: mean gradients; fedavg: one local step per example; els: one example per unit;
             uls-ragged: users of the built-in text with at most `group_size` examples.
-        model: see `network`.
-        shown: what the case's name ends with; by default the group size, in uls.
-        precision: of the floor, too.
-        attention: of the network, see `ModelConfig`.
+        model: name for `network`.
+        shown: end of the case's name; by default the model, and the group size for uls.
+        precision: precision of engine and floor.
+        attention: attention kind of the network, see `ModelConfig`.
     """
 
     kind: Kind
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as `uls/tiny-gpt/4` or `els/mcmahan-lstm`."""
+        """Name of the case, such as `uls/tiny-gpt/4` or `els/mcmahan-lstm`."""
         if self.shown:
             return self.shown
         parts = [self.kind, self.model]
@@ -62,7 +62,7 @@ class Case:
 
 
 class _InMemory:
-    """Units of a task that are in memory, the same in each round."""
+    """Task with units in memory, the same in each round."""
 
     _in_memory: Sequence[Unit]
 
@@ -93,7 +93,7 @@ class InMemoryLocalSGD(_InMemory, LocalSGD):
     """Local training, a step for each example, over units in memory."""
 
     def __init__(self, model: LanguageModel, units: Sequence[Unit]) -> None:
-        # The texts are never read: the units come from here.
+        # The store is never read: the units are given.
         texts = cast(TokenStore, None), cast(Split, None)
         super().__init__(
             Materials(model, *texts, seed=_SEED),
@@ -113,9 +113,9 @@ class Workload:
 
     Attributes:
         model: the network.
-        parameters: where it stands, on the model's device.
-        units: whose gradients are clipped and summed.
-        task: what a unit computes.
+        parameters: parameters of the network, on its device.
+        units: units of the clipped sum.
+        task: task of the units.
     """
 
     model: LanguageModel
@@ -130,12 +130,12 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all units, padding not counted."""
+        """Number of tokens of all units, without padding."""
         return sum(int(unit.lengths.sum()) for unit in self.units)
 
 
 def workload(case: Case) -> Workload:
-    """Return the case's work: random tokens from a fixed seed, or users of the built-in text."""
+    """Return the case's work: random tokens with a fixed seed, or users of the built-in text."""
     plain = network(case.model, case.sequence_length, case.device, case.attention)
     model = in_precision(plain, case.precision)
     if case.kind == "uls-ragged":
@@ -145,9 +145,9 @@ def workload(case: Case) -> Workload:
 
 
 def rectangular(ragged: Workload, case: Case) -> Workload:
-    """Return whole examples of as many tokens (to one example), of as many users or nearly.
+    """Return examples of full length, with about the same numbers of tokens and users.
 
-    The last user may bring fewer examples than the others.
+    The last user may have fewer examples than the others.
     """
     examples = max(1, round(ragged.num_tokens / case.sequence_length))
     group = max(1, round(examples / case.num_units))
@@ -163,7 +163,7 @@ def _work(case: Case, model: LanguageModel, units: list[Unit]) -> Workload:
 
 
 def random_units(sizes: Sequence[int], length: int, vocabulary: int) -> list[Unit]:
-    """Return users with so many examples of `length` tokens each."""
+    """Return users with `sizes` examples of `length` tokens each."""
     generator = torch.Generator().manual_seed(_SEED)
     return [
         Unit(
@@ -176,7 +176,7 @@ def random_units(sizes: Sequence[int], length: int, vocabulary: int) -> list[Uni
 
 
 def real_units(case: Case) -> list[Unit]:
-    """Return speakers drawn from the built-in text, each with what it brings to a round."""
+    """Return randomly drawn speakers of the built-in text, with their examples of a round."""
     data = DataConfig(sequence_length=case.sequence_length)
     start = ModelConfig(name_or_path=case.model, pretraining_steps=0)
     materials = load_materials(_SEED, data, start, case.device)

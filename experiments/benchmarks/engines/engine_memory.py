@@ -1,7 +1,8 @@
 """Peak memory of private gradients and of a non-private step, each in its own process.
 
 `python -m fedsim.experiments.benchmarks.engines.engine_memory ghost gpt2-small 32` computes once
-and prints the seconds and the process's peak resident bytes, which never go down again.
+and prints the seconds and the process's peak resident bytes. A process's peak never decreases, so
+each case needs its own.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _MODEL, _UNITS = "gpt2-small", 32
 
 
 def memory_rows() -> list[Row]:
-    """Return a row each for the non-private step and for `ghost`, of 32 units of 64 tokens.
+    """Return one row for the non-private step and one for `ghost`, for 32 units of 64 tokens.
 
-    `ratio` is of peaks here: of the row's to the non-private step's.
+    Here `ratio` is the row's peak over the non-private step's peak.
     """
     measured = {
         engine: in_own_process(__name__, engine, _MODEL, _UNITS) for engine in (_PLAIN, _GHOST)
@@ -62,8 +63,8 @@ def step(engine: str, model: str, units: int) -> dict[str, Any]:
 
 
 def _train(work: Workload) -> None:
-    """Take one step of SGD as any training script does: the network's own weights, one batch."""
-    work.parameters.clear()  # it needs no second copy
+    """Take one SGD step like a plain training script: the network's own weights, one batch."""
+    work.parameters.clear()  # no second copy of the parameters
     network = cast(OpenModel, work.model).module.requires_grad_(True)
     tokens = torch.cat([unit.tokens for unit in work.units])
     summed_loss(network(tokens, use_cache=False).logits, tokens).backward()  # type: ignore[no-untyped-call]

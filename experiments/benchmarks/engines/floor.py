@@ -1,4 +1,4 @@
-"""Training without privacy, in large batches: a plain sum, and steps as a script takes them."""
+"""Non-private training in large batches: a plain gradient sum, and steps of a training script."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedsim.experiments.benchmarks.engines.cases import Workload
 
 BATCH_SIZES = (32, 64, 128)
 _NOT_PREDICTED = -100
-_TRIES = 2  # of a batch, compiled and not
+_TRIES = 2  # timed passes of a batch, each for compiled and not compiled
 
 
 def floor(work: Workload, batch_size: int) -> list[torch.Tensor]:
-    """Return the sum of all examples' gradients: the computation of training without privacy.
+    """Return the sum of all examples' gradients, as non-private training computes it.
 
-    The loss is as cheap as it can be: the logits are not copied, and what is not predicted is
-    left out by its label.
+    The loss is as cheap as possible: the logits are not copied, and labels mask positions without
+    a prediction.
 
     Args:
-        work: whose units have examples of one length.
-        batch_size: sequences at a time.
+        work: work with examples of one length.
+        batch_size: sequences per batch.
     """
     tokens = torch.cat([unit.tokens for unit in work.units])
     total: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ def floor(work: Workload, batch_size: int) -> list[torch.Tensor]:
 
 
 def summed_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the sum over whole examples of the mean loss of their predicted tokens."""
+    """Return the sum over examples of full length of their mean loss per predicted token."""
     labels = F.pad(tokens[:, 1:], (0, 1), value=_NOT_PREDICTED)
     loss = F.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=_NOT_PREDICTED, reduction="sum"
@@ -55,20 +55,20 @@ def summed_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 class StrongFloor:
-    """Steps of the network as a training script takes them; called, it takes one over all units.
+    """Training steps of a plain script; a call takes one step over all units.
 
-    Its own weights and `backward`, attention by transformers' "sdpa", AdamW in torch's fused form;
-    on a GPU in bfloat16 under autocast, frozen weights kept in it. Blocks and loss are compiled
-    (a block at a time: what is compiled once serves all of them) where that was faster when both
-    were tried on one batch.
+    It uses the network's own weights and `backward`, "sdpa" attention and fused AdamW. On a GPU it
+    uses bfloat16 autocast, with frozen weights in bfloat16. Blocks and loss are compiled if that
+    was faster in a trial on one batch. Blocks are compiled one by one, so all of them share the
+    compiled code.
 
     Args:
-        work: whose units have examples of one length.
-        batch_size: sequences at a time.
-        compiles: whether compiling is tried, which takes seconds to a minute.
+        work: work with examples of one length.
+        batch_size: sequences per batch.
+        compiles: whether to try compiling, which takes seconds to a minute.
 
     Attributes:
-        details: `compiled`, and seconds of a batch both ways or why compiling failed.
+        details: `compiled`, and the seconds of a batch both ways, or why compiling failed.
     """
 
     def __init__(self, work: Workload, batch_size: int, *, compiles: bool = True) -> None:
@@ -80,13 +80,13 @@ class StrongFloor:
         self._module, self._loss = self._network(work), summed_loss
         values = [value for value in self._module.parameters() if value.requires_grad]
         self._optimizer = torch.optim.AdamW(values, lr=1e-6, fused=True)
-        self()  # moments, and buffers of gradients
+        self()  # allocates moments and gradient buffers
         if compiles:
             self._choose(self._network(work))
-            gc.collect()  # the network that was not chosen refers to itself
+            gc.collect()  # free the other network, a reference cycle
 
     def __call__(self) -> None:
-        """Take a step, and wait for a GPU to have finished."""
+        """Take a step, and wait for a GPU to finish."""
         for rows in self._batches:
             self._backward(rows)
         self._optimizer.step()
@@ -102,17 +102,17 @@ class StrongFloor:
         """Compile `other`, another copy of the network, and keep the faster of both."""
         plain = self._module, self._loss
         eager = self._seconds()
-        torch.compiler.reset()  # it keeps eight versions of a block, those of other cases included
+        torch.compiler.reset()  # torch keeps at most eight versions of a block, over all cases
         try:
             for blocks in other.modules():
                 if isinstance(blocks, nn.ModuleList):
                     for block in blocks:
                         block.compile(dynamic=False)
             self._module, self._loss = other, torch.compile(summed_loss, dynamic=False)
-            for rows in (self._batches[0], self._batches[-1]):  # the last may be smaller
+            for rows in (self._batches[0], self._batches[-1]):  # the last batch may be smaller
                 self._backward(rows)
             compiled = self._seconds()
-        except Exception as error:  # no compiler, or what it cannot do
+        except Exception as error:  # no compiler, or an unsupported operation
             self._module, self._loss = plain
             self.details["not_compiled"] = f"{type(error).__name__}: {error}".splitlines()[0]
             return
@@ -126,7 +126,7 @@ class StrongFloor:
             self._module, self._loss = plain
 
     def _seconds(self) -> float:
-        """Return the least seconds of one batch in some tries."""
+        """Return the minimum seconds of one batch over some tries."""
         taken = []
         for _ in range(_TRIES):
             started = time.perf_counter()
@@ -137,7 +137,7 @@ class StrongFloor:
         return min(taken)
 
     def _network(self, work: Workload) -> nn.Module:
-        """Return a copy that trains what `work` trains, with the attention of training scripts."""
+        """Return a copy of the network with the same trainable parameters and "sdpa" attention."""
         module = copy.deepcopy(cast(OpenModel, work.model).module)
         for part in module.modules():
             if isinstance(part, PreTrainedModel) and part._supports_sdpa:
@@ -150,7 +150,7 @@ class StrongFloor:
 
 
 def finish(value: torch.Tensor) -> None:
-    """Wait for a GPU: to read one number does."""
+    """Wait for a GPU, by reading one number."""
     float(value.detach().flatten()[0])
 
 

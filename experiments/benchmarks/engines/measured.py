@@ -1,4 +1,4 @@
-"""Times of one case by all engines and the floor, in turns in one process."""
+"""Time all engines and the floor on one case, in turns in one process."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from fedsim.utils.machine import keep_freed_memory
 
 FLOOR, AUTO, LOOP, RECTANGULAR = "floor", "auto", "loop", "auto, rectangular"
 STRONG, ROUND = "strong floor", "whole round"
-CLIP = FlatClip(l2_clip_norm=0.1)  # below these gradients' norms: every unit is clipped
+CLIP = FlatClip(l2_clip_norm=0.1)  # below all gradient norms, so every unit is clipped
 
-_OFTEN = (FLOOR, AUTO, RECTANGULAR)  # the others are shown for orientation
+_OFTEN = (FLOOR, AUTO, RECTANGULAR)  # repeated often; the others only give orientation
 _FEW = (STRONG, ROUND)
-_PLAIN = (FLOOR, STRONG, RECTANGULAR)  # of whole examples, where users are ragged
+_PLAIN = (FLOOR, STRONG, RECTANGULAR)  # these use examples of full length if users are ragged
 _BATCHED = ("materialised", "ghost", "vmap")
-# Relative. Engines promise 1e-5 of an update, which a sum may double; `ghost` scales an update down
-# by as much as its bound on a norm is above the norm, see `ghost.py`.
+# Relative tolerances. Engines promise 1e-5 of an update, and a sum may double it. `ghost` scales an
+# update down by the ratio of its norm bound to the norm, see `ghost.py`.
 _TOLERANCE, _TOLERANCE_GHOST = 1e-4, 3e-3
 
-# A floor of fewer seconds is repeated more often: of 5 to 7 repetitions, two engines that are the
-# same by another name differed by 1 to 6 %.
+# A floor of fewer seconds is repeated more often: with 5 to 7 repetitions, two names of the same
+# engine differed by 1 to 6 %.
 _LONG, _VERY_LONG = 0.6, 2.0
-# How often each of the floor's batch sizes is tried: after one try each, the slower was taken in
-# half of the runs, by 3 to 5 %.
+# Tries of each of the floor's batch sizes: with one try each, half of the runs chose the slower
+# size, by 3 to 5 %.
 _TRIES = 4
 
 
@@ -56,20 +56,21 @@ def measured(
     *,
     compiles: bool = True,
 ) -> list[Row]:
-    """Return the case's rows, the floor's first.
+    """Return the rows of a case, with the floor's row first.
 
-    Three ratios are in them: auto's `ratio_to_floor`; the strong floor's `ratio`, of the floor's
-    seconds to its own; and the whole round's `ratio_to_floor`, which is to its engine's seconds.
+    They have three ratios: auto's `ratio_to_floor`; the strong floor's `ratio`, the floor's seconds
+    over the strong floor's; and the whole round's `ratio_to_floor`, over its engine's seconds.
 
     Args:
-        case: what to compute.
-        engines: auto among them; by default auto and loop, and of mean gradients of users all.
-        batch_sizes: the floor takes the fastest of.
-        repetitions: of floor and auto, and of the others; by default by the floor's seconds.
+        case: the case to measure.
+        engines: engines, including auto; by default auto and loop, and for mean gradients of
+            users all engines.
+        batch_sizes: candidates for the floor, which uses the fastest.
+        repetitions: of floor and auto, and of the others; by default chosen by the floor's seconds.
         compiles: see `StrongFloor`.
 
     Raises:
-        RuntimeError: an engine's sum is not the loop's.
+        RuntimeError: an engine's sum differs from the loop's.
     """
     keep_freed_memory()
     work = workload(case)
@@ -77,7 +78,7 @@ def measured(
     plain = rectangular(work, case) if case.kind == "uls-ragged" else work
     if plain is not work:
         contestants[RECTANGULAR] = Contestant(AUTO, plain)
-    contestants[AUTO].warm_up(whole=True)  # its buffers leave the floor less of a GPU's memory
+    contestants[AUTO].warm_up(whole=True)  # its buffers reduce the GPU memory for the floor
     batch_size, once = _fastest_batch(plain, batch_sizes)
     often, seldom = repetitions or _repetitions(once)
     for name, contestant in contestants.items():
@@ -120,7 +121,7 @@ def measured(
 
 
 class Contestant:
-    """An engine and its work; called, it computes the round's sum and keeps it."""
+    """An engine and its work; a call computes and keeps the round's sum."""
 
     def __init__(self, engine: str, work: Workload) -> None:
         self.work = work
@@ -129,13 +130,13 @@ class Contestant:
         self.engine: Engine = choose_engine(engine, work.task, work.model, most)
 
     def __call__(self) -> None:
-        """Compute, and wait for a GPU to have finished."""
+        """Compute, and wait for a GPU to finish."""
         work = self.work
         self.total = self.engine(work.task, work.parameters, work.keys, CLIP, 0).values
         finish(next(iter(self.total.values())))
 
     def warm_up(self, *, whole: bool) -> None:
-        """Let buffers grow, rules be verified and `auto` choose, on the whole cohort or some."""
+        """Allocate buffers, verify rules and let `auto` choose, on all or some units."""
         keys = self.work.keys
         some = keys if whole else keys[: max(1, len(keys) // 8)]
         self.engine(self.work.task, self.work.parameters, some, CLIP, 0)
@@ -143,7 +144,7 @@ class Contestant:
 
 def _engines_of(case: Case) -> tuple[str, ...]:
     batched = _BATCHED if case.kind in ("uls", "uls-ragged") else ()
-    # `vmap` has no rule for fused attention and for the LSTM.
+    # `vmap` has no rule for fused attention or the LSTM.
     refused = case.attention != "eager" or case.model == "mcmahan-lstm"
     return (AUTO, LOOP, *(name for name in batched if not (refused and name == "vmap")))
 
@@ -153,7 +154,7 @@ def _computed_floor(work: Workload, batch_size: int) -> None:
 
 
 def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
-    """Return the floor's best batch size and its seconds, after a pass that is not counted."""
+    """Return the floor's fastest batch size and its seconds, after an untimed pass."""
     count = num_examples(work.units)
     useful = [size for size in sizes if size <= count] or [min(sizes)]
     _computed_floor(work, useful[0])
@@ -170,14 +171,14 @@ def _fastest_batch(work: Workload, sizes: Sequence[int]) -> tuple[int, float]:
             else:
                 taken[size] = min(taken[size], time.perf_counter() - started)
                 continue
-            gc.collect()  # now that the error does not hold the pass any more
+            gc.collect()  # possible now: the error no longer holds the pass
             torch.cuda.empty_cache()
     best = min(taken, key=lambda size: taken[size])
     return best, taken[best]
 
 
 def _differences(contestants: Mapping[str, Contestant]) -> dict[str, dict[str, float]]:
-    """Return the relative L2 distance of each engine's sum from the loop's, where that ran."""
+    """Return the relative L2 distance of each engine's sum from the loop's, if the loop ran."""
     differences: dict[str, dict[str, float]] = {name: {} for name in contestants}
     if LOOP not in contestants:
         return differences
@@ -201,7 +202,7 @@ def _repetitions(floor_seconds: float) -> tuple[int, int]:
 
 
 def _order(names: Sequence[str], often: int, seldom: int) -> list[str]:
-    """Return rounds of all; the later ones without those that are repeated less."""
+    """Return the order of repetitions, in turns; names with few repetitions end earlier."""
     few = min(often, 3 if seldom > 1 else 2)
     most = dict.fromkeys(_OFTEN, often) | dict.fromkeys(_FEW, few)
     return [name for turn in range(often) for name in names if turn < most.get(name, seldom)]
@@ -221,7 +222,7 @@ def _details(case: Case, work: Workload, seconds: float) -> dict[str, Any]:
 
 
 def _peak(task: Callable[[], None]) -> dict[str, int]:
-    """Return the most bytes of the GPU that tensors take while a task computes."""
+    """Return the peak bytes of GPU memory in tensors during a task."""
     torch.cuda.reset_peak_memory_stats()
     task()
     return {"peak_bytes": torch.cuda.max_memory_allocated()}

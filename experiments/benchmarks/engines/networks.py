@@ -45,21 +45,22 @@ CONFIGS: Mapping[str, PreTrainedConfig] = {
 def network(
     name: str, sequence_length: int, device: str, attention: Attention = "eager"
 ) -> LanguageModel:
-    """Return an untrained model; times do not depend on what weights are.
+    """Return an untrained model; times do not depend on the values of weights.
 
     Args:
-        name: a built-in model, or one of `CONFIGS`, with `-lora` for adapters of rank 32 where
-            peft puts them, and the rest frozen; `-nf4-lora`: in 4 bits. Nothing is downloaded.
-        sequence_length: of the longest example, in tokens.
-        device: in torch's spelling.
-        attention: see `ModelConfig`.
+        name: a built-in model or one of `CONFIGS`. The suffix `-lora` adds adapters of rank 32 to
+            peft's default layers and freezes the rest; `-nf4-lora` also holds the base in 4 bits.
+            Nothing is downloaded.
+        sequence_length: maximum length of an example, in tokens.
+        device: device, in torch's notation.
+        attention: attention kind, see `ModelConfig`.
     """
     plain = name.removesuffix("-lora").removesuffix("-nf4")
     if plain not in CONFIGS:
         built_in = ModelConfig(name_or_path=name, pretraining_steps=0, attention=attention)
         return load_model(built_in, 0, sequence_length, device)
-    tokenizer = byte_pair_tokenizer(2000)  # any that fits: token ids are drawn, never spelt
-    with torch.device(device if plain == "llama-8b" else "cpu"):  # there it takes seconds
+    tokenizer = byte_pair_tokenizer(2000)  # any tokenizer: token ids are drawn at random
+    with torch.device(device if plain == "llama-8b" else "cpu"):  # seconds on a GPU
         module = random_start(deepcopy(CONFIGS[plain]), seed=0)
     return TransformersModel(
         module,

@@ -1,4 +1,4 @@
-"""A whole round in this process, and what of it is gradients."""
+"""A whole round in this process, and the gradients' share of it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedsim.state import ServerState
 
 
 class WholeRound:
-    """`run_round` over all units by the grid of this process; called, it does the second round.
+    """`run_round` over all units with the in-process grid; a call runs the second round.
 
-    The server's part is on the CPU, as in a run: estimate, noise, ledger, Adam's step, and the way
-    of parameters and sum between it and the engine.
+    The server's part is on the CPU, as in a run: estimate, noise, ledger, Adam's step, and the
+    transfer of parameters and sum to and from the engine.
 
     Attributes:
-        ratios: of each round that was done, its seconds to those of its engine.
+        ratios: seconds of each round over those of its engine.
     """
 
     def __init__(self, engine: Engine, work: Workload, clip: Clip) -> None:
@@ -49,11 +49,11 @@ class WholeRound:
         self.ratios: list[float] = []
         self._state = ServerState(0, work.model.initial_parameters())
         after, _ = run_round(self._state, self._plan, self._executor)
-        # With the moments of the first round, and parameters at which gradients stay what they are.
+        # Start from the moments of the first round, with parameters that leave gradients unchanged.
         self._state = replace(after, parameters=self._state.parameters)
 
     def __call__(self) -> None:
-        """Do the round."""
+        """Run the round."""
         started = time.perf_counter()
         run_round(self._state, self._plan, self._executor)
         self.ratios.append((time.perf_counter() - started) / self._engine_seconds)

@@ -1,7 +1,7 @@
-"""Counted work of private gradients over non-private ones: arithmetic, and passes over memory.
+"""Count the work of private gradients over non-private ones: arithmetic and memory passes.
 
-Networks of their true size stand on torch's meta device, where tensors have shapes and no numbers.
-The counts hold for a CPU's sizes of passes. A GPU's are larger, and it shares more between units.
+Networks of real size are on torch's meta device, where tensors have shapes but no values. The
+counts hold for pass sizes of a CPU. A GPU has larger passes and shares more work between units.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedsim.experiments.benchmarks.timing import Row
 from fedsim.tensors import Tensors
 
 _LENGTHS = (128, 512, 2048)  # tokens of a unit
-_TOKENS = 8192  # of all units
+_TOKENS = 8192  # tokens of all units together
 MODELS: Mapping[str, PreTrainedConfig] = {
     **{name: CONFIGS[name] for name in ("gpt2-small", "gpt2-medium", "smollm2-135m")},
     "llama-3.2-1b": LlamaConfig(
@@ -51,13 +51,13 @@ MODELS: Mapping[str, PreTrainedConfig] = {
 def run(
     models: Mapping[str, PreTrainedConfig] = MODELS, lengths: tuple[int, ...] = _LENGTHS
 ) -> list[Row]:
-    """Return a row for each network and number of tokens a unit, of the engine of "auto".
+    """Return a row for each network and number of tokens per unit, for the engine of "auto".
 
-    All parameters are trained, in float32; each unit is one example. `ratio` is of the
-    floating-point operations of products, private over non-private. `details["passes"]` is of bytes
-    that a unit has read and written, in float32 copies of the parameters; see `Bytes`. What a chunk
-    does once, its units share. `details["passes_of_a_call"]` is what a call of up to 128 units does
-    once: it clears its sums, and adds those of float32 to those of float64.
+    All parameters are trained, in float32; each unit is one example. `ratio` divides the private
+    floating-point operations of products by the non-private ones. `details["passes"]` has the bytes
+    read and written per unit, in float32 copies of the parameters; see `Bytes`. The units of a
+    chunk share work that is done once per chunk. `details["passes_of_a_call"]` counts the work done
+    once per call of up to 128 units: clearing the sums, and adding float32 sums to float64 sums.
     """
     return [_row(name, config, tokens) for name, config in models.items() for tokens in lengths]
 
@@ -65,7 +65,7 @@ def run(
 def _row(name: str, config: PreTrainedConfig, tokens: int) -> Row:
     work = _on_meta(name, config, tokens)
     num_bytes = sum(value.nbytes for value in work.parameters.values())
-    seen = Bytes(work.parameters)  # of all calls: buffers stay
+    seen = Bytes(work.parameters)  # over all calls, as buffers are kept
     engine = choice(tokens, num_bytes, chunks.CPU_BYTES)
     chosen = choose_engine(engine, work.task, work.model, tokens)
 
@@ -74,7 +74,7 @@ def _row(name: str, config: PreTrainedConfig, tokens: int) -> Row:
         return counted(lambda: chosen(work.task, work.parameters, keys, CLIP, 0), seen)
 
     count = len(work.units) // 2
-    with patch.object(batched, "verify"):  # there are no numbers to compare
+    with patch.object(batched, "verify"):  # meta tensors have no numbers to compare
         private(1)
     some, twice = private(count), private(2 * count)
     flops = (twice[0] - some[0]) / count
@@ -94,7 +94,7 @@ def _row(name: str, config: PreTrainedConfig, tokens: int) -> Row:
 
 def _on_meta(name: str, config: PreTrainedConfig, tokens: int) -> Workload:
     config = deepcopy(config)
-    if isinstance(config, GPT2Config):  # a table for the longest units
+    if isinstance(config, GPT2Config):  # positions for the longest units
         config.n_positions = max(_LENGTHS)
     with torch.device("meta"):
         module = random_start(config, seed=0)
@@ -106,7 +106,7 @@ def _on_meta(name: str, config: PreTrainedConfig, tokens: int) -> Workload:
         sequence_length=tokens,
         device="meta",
     )
-    # fedsim's own layer asks whether autocast is on, which torch does not know of this device.
+    # fedsim's own layer asks for the state of autocast, which the meta device does not have.
     cast(nn.Module, module.get_output_embeddings()).__class__ = nn.Linear  # type: ignore[no-untyped-call]
     units = random_units([1] * (_TOKENS // tokens), tokens, model.vocabulary_size)
     parameters = {key: value.detach() for key, value in model.module.named_parameters()}
@@ -114,9 +114,9 @@ def _on_meta(name: str, config: PreTrainedConfig, tokens: int) -> Workload:
 
 
 def counted(compute: Callable[[], object], seen: Bytes) -> tuple[int, int]:
-    """Return what `compute` takes on the meta device: operations of products, and `Bytes`."""
+    """Return the operations of products and the `Bytes` of `compute` on the meta device."""
     counter, aten = FlopCounterMode(display=False), torch.ops.aten
-    # torch leaves out those that add to what is there.
+    # torch does not count in-place products that add.
     for in_place, known in ((aten.addmm_, aten.addmm), (aten.baddbmm_, aten.baddbmm)):
         counter.flop_registry[in_place] = counter.flop_registry[known]
     before = seen.total
@@ -130,14 +130,14 @@ _OF_ROWS = {"embedding", "index_add_", "index_put_", "index_select", "gather"}
 
 
 class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts bytes read and written of tensors that are as large as a parameter.
+    """Counts the bytes read and written of tensors as large as a parameter.
 
-    Those are gradients of matrices and tables, of one unit or more, their sums, and casts and
-    copies of such tensors and of the weights. Each operation reads its inputs and writes its
-    outputs, whatever a cache may hold. Left out is what any training does: reading weights as sides
-    of products, and rows that are looked up or added to. So are activations and vectors.
+    These are gradients of matrices and tables (of one or more units), their sums, and casts and
+    copies of them and of the weights. Each operation reads its inputs and writes its outputs;
+    caches are ignored. Not counted: weights read in products and rows of look-ups, as in any
+    training, and activations and vectors.
 
-    What the host reads from the meta device is 0.
+    Values that the host reads from the meta device are 0.
 
     Attributes:
         total: bytes so far.
@@ -150,7 +150,7 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shapes = {shape for v in matrices for shape in (v.shape, v.shape[::-1])}
         self._numel = sum(value.numel() for value in parameters.values())
         self._weights = {_storage(value) for value in matrices}
-        self._others: dict[int, Any] = {}  # held, so that no other tensor gets their place
+        self._others: dict[int, Any] = {}  # held, so no other tensor reuses their memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
@@ -161,7 +161,7 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return first.dtype.is_floating_point and 0.0
             if name == "_to_copy" and kwargs.get("device", first.device).type != "meta":
                 return torch.zeros(first.shape, dtype=kwargs.get("dtype", first.dtype))
-            if "unique" in name:  # all may differ
+            if "unique" in name:  # assume that all values are distinct
                 return first.flatten(), torch.empty_like(first), first.flatten()[:0]
         result = func(*args, **kwargs)
         self._count(name, _tensors((args, kwargs)), _tensors(kwargs.get("out")), _tensors(result))
@@ -182,7 +182,7 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not changes and not fresh:  # a view
             return
         product = name.strip("_") in _PRODUCTS
-        makes = name.startswith("new_") or name.endswith("_like")  # and reads nothing
+        makes = name.startswith("new_") or name.endswith("_like")  # reads nothing
         known = self._others.keys() if product else self._others.keys() | self._weights
         read = [value for value in inputs if _storage(value) in known and not makes]
         for value in fresh:
@@ -203,10 +203,10 @@ class Bytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs: list[torch.Tensor],
         product: bool,
     ) -> bool:
-        """Whether a new tensor has a number for each entry of a matrix, and is no activation."""
+        """Return whether a new tensor has the size of a matrix and is not an activation."""
         of_weights = any(_storage(given) in self._weights for given in inputs)
         has_shape = value.shape[-2:] in self._shapes or value.numel() == self._numel
-        if product:  # with a weight, it is an activation; in stacks, scores of attention
+        if product:  # products with a weight are activations; batched ones are attention scores
             return has_shape and not of_weights and value.ndim == 2
         if name == "embedding_dense_backward" or "empty" in name or "zeros" in name:
             return has_shape

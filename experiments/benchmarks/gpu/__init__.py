@@ -1,1 +1,1 @@
-"""All that is asked of a GPU, in one command. Start at `__main__.py`."""
+"""All checks and benchmarks on a GPU, in one command. Start at `__main__.py`."""

@@ -1,9 +1,9 @@
 """Checks and times on a GPU: `python -m fedsim.experiments.benchmarks.gpu [SLICE]... --out FILE`.
 
-The file is what `fedsim.experiments.benchmarks.page` shows, written anew after each row. A slice
-replaces its own rows and leaves those of others; it ends after eight minutes, so that a quarter of
-an hour on a GPU adds something. One that fails is in the file with its error, and the next one
-begins; the exit status is then 1. `--list` says which slices the file lacks.
+`fedsim.experiments.benchmarks.page` shows the file, which is rewritten after each row. A slice
+replaces only its own rows. It ends after eight minutes, so even a quarter of an hour on a GPU gives
+results. If a slice fails, the file has its error, the next slice begins, and the exit status is 1.
+`--list` shows the slices that the file lacks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory, mach
 log = logging.getLogger(__name__)
 
 Slice = Callable[[str, bool], Iterator[Row]]
-"""Yields rows, from a device in torch's spelling and whether shapes are to be tiny; may raise."""
+"""Generator of rows; arguments: device in torch's notation, and whether shapes are tiny."""
 
-SLICES: Mapping[str, Slice] = {  # what is least known comes first
+SLICES: Mapping[str, Slice] = {  # the least known results come first
     "350m": large,
     "gpt2": adapters,
     "fedavg": local_training,
@@ -55,27 +55,27 @@ SLICES: Mapping[str, Slice] = {  # what is least known comes first
     "tests": device_tests,
     "resume": resumed,
 }
-_SECONDS = 480  # of a slice, at most
+_SECONDS = 480  # maximum duration of a slice
 _COMMAND = "python -m fedsim.experiments.benchmarks.gpu"
 
 
 def measure(
     slices: Mapping[str, Slice], device: str, quick: bool, out: Path, limit: int = _SECONDS
 ) -> list[str]:
-    """Carry out slices, write what they find to `out`, and return the names of those that failed.
+    """Run slices, write their rows to `out`, and return the names of failed slices.
 
-    Each leaves a last row with its seconds and, in `details["result"]`, "passed", "not measured"
-    and why, or its error.
+    The last row of each slice has its seconds and, in `details["result"]`, "passed", "not
+    measured" with the reason, or the error.
 
     Args:
-        slices: by name.
-        device: in torch's spelling.
-        quick: whether shapes are to be tiny.
-        out: the JSON file.
+        slices: slices by name.
+        device: device, in torch's notation.
+        quick: whether to use tiny shapes.
+        out: JSON file of the rows.
         limit: seconds after which a slice ends; its rows so far are kept.
 
     Raises:
-        ConfigError: `out` has rows of another machine or of other versions.
+        ConfigError: the rows in `out` come from another machine or other versions.
     """
     head = {
         "machine": {**machine(), **_gpu(device)},
@@ -98,7 +98,7 @@ def measure(
                     keep(row)
         except NotMeasured as reason:
             result = f"not measured: {reason}"
-        except Exception as error:  # whatever it is, the others go on
+        except Exception as error:  # run the other slices after any error
             log.exception("%s failed", name)
             result = f"{type(error).__name__}: {error}"
             failed.append(name)
@@ -114,7 +114,7 @@ def measure(
 
 @contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
-    """Raise `TimeoutError` in the block after so many seconds."""
+    """Raise `TimeoutError` in the block after `seconds` seconds."""
 
     def stop(_number: int, _frame: object) -> None:
         raise TimeoutError(f"ended after {seconds} s")
@@ -139,13 +139,13 @@ def _kept(out: Path, head: Mapping[str, Any], slices: Mapping[str, Slice]) -> li
     )
     if theirs != ours:
         raise ConfigError(
-            f"--out {out}: its rows are of another machine or of other versions; give another file"
+            f"--out {out}: its rows come from another machine or other versions; give another file"
         )
     return [row for row in before["rows"] if row["details"]["slice"] not in slices]
 
 
 def results(out: Path) -> dict[str, str]:
-    """Return what `out` says of each slice: "passed", an error, or "not measured"."""
+    """Return the result of each slice in `out`: "passed", an error, or "not measured"."""
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
     ends = {row["case"]: row["details"]["result"] for row in rows if row.get("engine") == "all"}
     return {name: ends.get(name, "not measured") for name in SLICES}
@@ -166,11 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ", ".join(SLICES)
     parser.add_argument("slices", nargs="*", metavar="SLICE", help=f"{names}; all by default")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--quick", action="store_true", help="tiny shapes; on a CPU too")
-    parser.add_argument("--list", action="store_true", help="say what the file has of each slice")
+    parser.add_argument("--quick", action="store_true", help="use tiny shapes; also works on a CPU")
+    parser.add_argument("--list", action="store_true", help="show each slice's result in the file")
     chosen = parser.parse_args(arguments)
     if unknown := sorted(set(chosen.slices) - set(SLICES)):
-        parser.error(f"SLICE = {unknown[0]!r}: there is none of this name; known: {names}")
+        parser.error(f"SLICE = {unknown[0]!r}: unknown slice; known: {names}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if chosen.list:
         for name, result in results(chosen.out).items():
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not chosen.quick:
-        parser.error("torch sees no CUDA device here; with --quick all is tiny and a CPU will do")
+        parser.error("torch finds no CUDA device; with --quick shapes are tiny and a CPU is enough")
     collect_garbage_rarely()  # as a run does
     keep_freed_memory()
     slices = {name: SLICES[name] for name in chosen.slices or SLICES}

@@ -1,4 +1,4 @@
-"""Checks on a device: engines beside `loop`, tests of privacy, a run that is killed and resumed."""
+"""Checks on a device: engines against `loop`, privacy tests, a run that is killed and resumed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from fedsim.runner.launch import run
 from fedsim.tensors import l2_norm
 
 _MODELS = {
-    "tiny-gpt, adapters": ModelConfig(pretraining_steps=0, lora_rank=2),  # the quick one
+    "tiny-gpt, adapters": ModelConfig(pretraining_steps=0, lora_rank=2),  # for `quick`
     "tiny-gpt": ModelConfig(pretraining_steps=0),
     "mcmahan-lstm": ModelConfig(name_or_path="mcmahan-lstm", pretraining_steps=0),
 }
 _ENGINES = ("loop", "auto", "vmap", "materialised", "ghost")
 _USERS, _GROUP_SIZE, _LENGTH = np.arange(8), 3, 24
-# How far a sum may be from the loop's in float32, relative to it: at least and at most.
+# Minimum and maximum relative distance of a sum from the loop's sum in float32.
 _APART: dict[Precision, tuple[float, float]] = {
     "float32": (0.0, 1e-5),
-    "bfloat16": (1e-5, 0.02),  # as tests/privacy/test_mixed_precision.py; less is no bfloat16
+    "bfloat16": (1e-5, 0.02),  # as in tests/privacy/test_mixed_precision.py; less is not bfloat16
 }
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,14 +52,14 @@ _ON_DEVICE = (  # they read FEDSIM_TEST_DEVICE
 )
 _QUICK = f"{_ON_DEVICE[0]}::test_no_user_decides_that_everybody_is_computed_otherwise"
 _PROCESSES = 8
-_PATIENCE = 600.0  # seconds for a process
+_PATIENCE = 600.0  # seconds to wait for a process
 
 
 def parity(device: str, quick: bool) -> Iterator[Row]:
     """Compare every engine's sum of unclipped gradients with the loop's in float32.
 
     Raises:
-        RuntimeError: some are too far from it, or as near as no bfloat16 can be.
+        RuntimeError: some are too far from it, or too near for bfloat16.
     """
     wrong = []
     for name, config in list(_MODELS.items())[: 1 if quick else None]:
@@ -67,7 +67,7 @@ def parity(device: str, quick: bool) -> Iterator[Row]:
             data = small_data(Path(folder)) if quick else DataConfig()
             materials = load_materials(0, data, config, device)
         generator = torch.Generator().manual_seed(0)
-        start = {  # of adapters half are zero, and then so are the gradients of the other half
+        start = {  # half of the adapters are zero, and then the other half has zero gradients
             key: (value + 0.02 * torch.randn(value.shape, generator=generator)).to(device)
             for key, value in materials.model.initial_parameters().items()
         }
@@ -93,23 +93,23 @@ def parity(device: str, quick: bool) -> Iterator[Row]:
                 case = f"parity: {name}, {precision}"
                 yield Row(benchmark="gpu", case=case, engine=engine, seconds=None, details=details)
     if wrong:
-        raise RuntimeError(f"sums that are not the loop's: {'; '.join(wrong)}")
+        raise RuntimeError(f"sums differ from the loop's: {'; '.join(wrong)}")
 
 
 def device_tests(device: str, quick: bool) -> Iterator[Row]:
-    """Run the privacy tests that read FEDSIM_TEST_DEVICE, in as many processes as there are cores.
+    """Run the privacy tests that read FEDSIM_TEST_DEVICE, one process per core.
 
     Raises:
-        RuntimeError: a test failed, there is none, or they took too long.
+        RuntimeError: a test failed, no test was found, or the tests took too long.
     """
-    # Numbers are asked for here: a machine's own packages may warn of what they like.
+    # Warnings are not errors here, as the machine's packages may warn about anything.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
     command += [_QUICK] if quick else ["-n", str(min(_PROCESSES, os.cpu_count() or 1)), *_ON_DEVICE]
     started = time.perf_counter()
     done = subprocess.run(  # noqa: S603
         command,
         cwd=ROOT,
-        # Threads of one process that wait for each other's turn would stop the other processes.
+        # One process's threads that wait actively would slow down the other processes.
         env={**os.environ, "FEDSIM_TEST_DEVICE": device, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -126,13 +126,13 @@ def device_tests(device: str, quick: bool) -> Iterator[Row]:
 
 
 def resumed(device: str, quick: bool) -> Iterator[Row]:
-    """Kill a run by SIGKILL, resume it, and compare what it leaves with an undisturbed run's.
+    """Kill a run by SIGKILL, resume it, and compare its result with an undisturbed run's.
 
-    Adapters alone are trained: gradients of tables of words are added by atomic operations on a
-    GPU, in an order that no two runs share.
+    Only adapters are trained: a GPU adds gradients of embedding tables by atomic operations, in a
+    different order in each run.
 
     Raises:
-        RuntimeError: their final parameters differ, or a run ended otherwise than it was to.
+        RuntimeError: the final parameters differ, or a run's exit status is not as expected.
     """
     started = time.perf_counter()
     with TemporaryDirectory() as name:
@@ -164,7 +164,7 @@ def resumed(device: str, quick: bool) -> Iterator[Row]:
 
 
 def small_data(folder: Path) -> DataConfig:
-    """Write words of 24 users into `folder`, and return what reads them."""
+    """Write words of 24 users into `folder`, and return the config section that reads them."""
     draw = np.random.default_rng(0)
     rows = [
         {"user": user, "text": " ".join(draw.choice(["the", "king", "rides", "to", "war"], 20))}
@@ -181,7 +181,7 @@ def small_data(folder: Path) -> DataConfig:
 
 
 def _small_run(folder: Path, device: str) -> Config:
-    """Return the config of a short run, on words that are written into `folder`."""
+    """Return the config of a short run, on words written into `folder`."""
     return parse_config(
         {
             "data": small_data(folder).model_dump(exclude_none=True),
@@ -201,14 +201,16 @@ def _small_run(folder: Path, device: str) -> Config:
 
 def _started(config: Path, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fedsim.cli.main", "run", str(config), "--out", str(out)]
-    # As many threads as here: with others, sums on a CPU are rounded in another order.
+    # The same number of threads as here: it determines the rounding of sums on a CPU.
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with out.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env=env)  # noqa: S603
 
 
 def _ended(process: subprocess.Popen[bytes], out: Path, status: int) -> None:
-    """Wait for the end of a run, and raise `RuntimeError` where its exit status is another."""
+    """Wait for the end of a run, and raise `RuntimeError` unless its exit status is `status`."""
     if process.wait(_PATIENCE) != status:
         said = out.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise RuntimeError(f"a run ended with {process.returncode} and not {status}: {said}")
+        raise RuntimeError(
+            f"a run ended with exit status {process.returncode}, not {status}: {said}"
+        )

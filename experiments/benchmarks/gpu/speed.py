@@ -1,8 +1,8 @@
-"""Times on a device: private rounds over training without privacy, and workers that share a GPU.
+"""Times on a device: private rounds over non-private training, and workers that share a GPU.
 
-Operations are counted as usual (Kaplan et al. 2020): a token costs 2 for each of P weights
-forward and 4 backward; with all but adapters frozen, backward needs no products for the frozen
-weights' gradients, which leaves 2 + 2. Attention's own products are not counted.
+Operations are counted as usual (Kaplan et al. 2020): a token costs 2 operations per weight forward
+and 4 backward. If only adapters are trained, backward forms no gradients of frozen weights, which
+leaves 2 + 2. Attention's own products are not counted.
 """
 
 from __future__ import annotations
@@ -46,31 +46,34 @@ log = logging.getLogger(__name__)
 
 
 class NotMeasured(Exception):  # noqa: N818 (a finding, not a fault)
-    """What a slice measures is not there; the message says why."""
+    """A slice has nothing to measure; the message says why."""
 
 
 _LENGTH = 128
 # Users, their examples, and how many times the floor's seconds the private sum may take.
 _COHORTS = ((1024, 1, 1.10), (64, 16, 1.03))
-_GOAL = 1.05  # of the floor to the strong floor, and of a round to its gradients
-_SHARED = 64  # users of a sum by several workers
+_GOAL = 1.05  # ratio of the floor to the strong floor, and of a round to its gradients
+_SHARED = 64  # users of a sum over several workers
 _QUICK = Case("uls", "tiny-gpt", 4, 2, 16, "cpu", "tiny-gpt, 32 tokens", "bfloat16", "sdpa")
 _BATCH_SIZES, _REPETITIONS = (128, 256), (5, 2)
 
-_PEAKS = {"H100": 989e12, "H200": 989e12}  # operations a second in dense bfloat16: data sheets
+_PEAKS = {
+    "H100": 989e12,
+    "H200": 989e12,
+}  # operations per second in dense bfloat16, from data sheets
 _UTILISATION = 0.4
 
 
 def ratios(models: Mapping[str, str], device: str, quick: bool) -> Iterator[Row]:
-    """Measure each model's rows by users of 128 tokens and of 2,048: bfloat16, fused attention.
+    """Measure each model with users of 128 and of 2,048 tokens, in bfloat16 with fused attention.
 
     Args:
-        models: shown names, to names of `network`.
-        device: in torch's spelling.
-        quick: one tiny case.
+        models: map from shown names to names for `network`.
+        device: device, in torch's notation.
+        quick: whether to measure only one tiny case.
 
     Raises:
-        RuntimeError: one could not be measured, the others are.
+        RuntimeError: a model could not be measured; raised after all others.
     """
     if quick:
         yield from case_rows(
@@ -84,7 +87,7 @@ def ratios(models: Mapping[str, str], device: str, quick: bool) -> Iterator[Row]
             case = Case("uls", model, users, examples, _LENGTH, device, name, "bfloat16", "sdpa")
             try:
                 yield from case_rows(case, goal, _BATCH_SIZES, _REPETITIONS)
-            except RuntimeError as error:  # no memory, for one
+            except RuntimeError as error:  # for example, out of memory
                 log.exception("%s", name)
                 failed.append(f"{name}: {type(error).__name__}: {error}")
     if failed:
@@ -102,7 +105,7 @@ adapters = partial(
 
 
 def local_training(device: str, quick: bool) -> Iterator[Row]:
-    """Measure a local step for each example of 256 users, by the LSTM."""
+    """Measure local training of the LSTM, one step per example of 256 users."""
     users, examples, length = (2, 2, 8) if quick else (256, 16, 20)
     name = f"FedAvg, LSTM, {users} users of {examples * length} tokens"
     case = Case("fedavg", "mcmahan-lstm", users, examples, length, device, name)
@@ -110,7 +113,7 @@ def local_training(device: str, quick: bool) -> Iterator[Row]:
 
 
 def rounds(device: str, quick: bool) -> Iterator[Row]:
-    """Measure second rounds beside their engine's seconds: what the server's part costs."""
+    """Measure second rounds against their engine's seconds, for the cost of the server's part."""
     names = ("tiny-gpt",) if quick else ("gpt2-small-lora", "gpt2-medium")
     for model in names:
         users, examples, length = (4, 2, 16) if quick else (64, 16, _LENGTH)
@@ -130,7 +133,7 @@ def rounds(device: str, quick: bool) -> Iterator[Row]:
 
 
 def large_base(device: str, quick: bool) -> Iterator[Row]:
-    """Measure adapters on a frozen base in 4 bits: of 8 B parameters, random."""
+    """Measure adapters on a frozen 4-bit base of 8 B random parameters."""
     model, users, examples, length = (
         ("llama-tiny-nf4-lora", 4, 2, 16) if quick else ("llama-8b-nf4-lora", 16, 8, _LENGTH)
     )
@@ -148,16 +151,16 @@ def case_rows(
     *,
     compiles: bool = True,
 ) -> list[Row]:
-    """Return the rows of a case beside what arithmetic at 40 % utilisation would give.
+    """Return the rows of a case, compared with arithmetic at 40 % utilisation.
 
     Args:
-        case: what to compute.
-        goal: what auto's ratio to the floor should be at most, if there is one.
-        batch_sizes: the floor takes the fastest of.
+        case: the case to measure.
+        goal: maximum for auto's ratio to the floor, or None.
+        batch_sizes: candidates for the floor, which uses the fastest.
         repetitions: see `measured`.
         compiles: see `StrongFloor`.
     """
-    gc.collect()  # engines of the case before, and their buffers
+    gc.collect()  # free the previous case's engines and their buffers
     torch.cuda.empty_cache()
     rows = measured(case, [AUTO], batch_sizes, repetitions, compiles=compiles)
     model = network(case.model, case.sequence_length, case.device, case.attention)
@@ -177,7 +180,7 @@ def case_rows(
 
 
 def peak_of(gpu: str) -> float | None:
-    """Return the operations a second of a GPU by its name, or None where it is not known.
+    """Return the operations per second of a GPU by its name, or None if unknown.
 
     Examples:
         >>> peak_of("NVIDIA H100 80GB HBM3"), peak_of("NVIDIA A100-SXM4-80GB")
@@ -187,10 +190,10 @@ def peak_of(gpu: str) -> float | None:
 
 
 def workers(device: str, quick: bool) -> Iterator[Row]:
-    """Measure sums by one Ray worker and by two that share a GPU, then by a collective.
+    """Measure sums by one Ray worker, by two that share a GPU, and by a collective.
 
     Raises:
-        NotMeasured: fedsim has no such key.
+        NotMeasured: this version of fedsim lacks a config key.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -214,7 +217,7 @@ def workers(device: str, quick: bool) -> Iterator[Row]:
             "2 workers, collective": {"workers": 2, "reduce": "collective"},
         }
         missing = ""
-        for by, keys in reversed(cases.items()):  # the newest first
+        for by, keys in reversed(cases.items()):  # the newest case first
             try:
                 config = parse_config({**raw, "executor": {**shared, **keys}})
             except ConfigError as error:

@@ -1,1 +1,1 @@
-"""Times of a round besides its gradients. Start at `bench_grids.py`."""
+"""Times of a round without its gradients. Start at `bench_grids.py`."""

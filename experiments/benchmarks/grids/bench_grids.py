@@ -1,8 +1,8 @@
-"""Times of a round besides its gradients, on fedsim's grids and Flower's simulation engine.
+"""Times of a round without its gradients, on fedsim's grids and Flower's simulation engine.
 
-Rounds without computation show the framework: parameters go out, a sum as large comes back.
-Flower's FedAvg with a client a message is what its users run; its engine under fedsim's shards
-and fedsim's grids under one-user shards show how much of the difference is whose.
+Rounds without computation show the framework's cost: parameters go out, a sum of the same size
+comes back. Flower's users run FedAvg with one client per message. Two more settings split the
+difference: Flower's engine with fedsim's shards, and fedsim's grids with one-user shards.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fedsim.grids.ray_grid import RayGrid
 _SIZES = {"1M": 1_000_000, "10M": 10_000_000}
 _COHORT = 200
 _FEWER = 20  # one-user messages of ten million parameters: a round of 200 would take a minute
-_OFTEN = 20  # of short rounds: in some of them a store takes fresh memory, which is slow
+_OFTEN = 20  # repetitions of short rounds; some are slow as a store allocates fresh memory
 _TWO = Share(workers=2, cpus=1.0, gpus=0.0)
 
 
 def run() -> list[Row]:
-    """Return the seconds of a round, case by case; the grids of a case follow one another."""
+    """Return the seconds of a round for each case, on all grids in turn."""
     rows: list[Row] = []
     for name, parameters in _SIZES.items():
         rows += _case(name, parameters)
@@ -67,7 +67,7 @@ def _case(name: str, parameters: int) -> list[Row]:
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Add how many times less a user costs than in Flower's own way, the last of the rows."""
+    """Add each row's speed-up per user over Flower's own way, which is the last row."""
     slowest = rows[-1]["details"]["milliseconds_per_user"]
     for row in rows:
         row["ratio"] = slowest / row["details"]["milliseconds_per_user"]
@@ -83,7 +83,7 @@ def _rounds(
 
 
 def _flower(parameters: int, nodes: int, stock: bool) -> list[float]:
-    """Return the seconds of Flower's rounds but the first, in a process without our Ray."""
+    """Return the seconds of Flower's rounds except the first, in a process without our Ray."""
     settings = {"parameters": parameters, "nodes": nodes, "rounds": 4, "stock": stock}
     module = "fedsim.experiments.benchmarks.grids.flower_engine"
     seconds: list[float] = in_own_process(module, json.dumps(settings))

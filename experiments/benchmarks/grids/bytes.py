@@ -1,4 +1,4 @@
-"""What travels in a round between the server and its workers, in bytes."""
+"""Measure the bytes of a round between the server and its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARAMETERS = 10_000_000
 
 
 class Watched:
-    """A grid that counts the bytes of what it passes on, and keeps what replies say of time."""
+    """A grid that counts the bytes of messages, and records times reported in replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -28,16 +28,16 @@ class Watched:
         self.engine_seconds: list[float] = []
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the grid's."""
+        """Return the node ids of the wrapped grid."""
         return self._grid.get_node_ids()
 
     def send_and_receive(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Pass messages on, and their replies."""
+        """Forward messages, and return their replies."""
         sent = list(messages)
         self.num_bytes = sum(pickled_bytes(message.content) for message in sent)
         self.engine_seconds = []
         for reply in self._grid.send_and_receive(sent):
-            if reply.has_content():  # else it says what went wrong, which the executor raises
+            if reply.has_content():  # else it has an error, which the executor raises
                 self.num_bytes += pickled_bytes(reply.content)
                 timing = reply.content.metric_records.get("timing", {"engine": 0.0})
                 self.engine_seconds.append(float(cast("float", timing["engine"])))
@@ -45,14 +45,14 @@ class Watched:
 
 
 def pickled_bytes(content: RecordDict) -> int:
-    """Return what a message's content takes between processes: its pickle, and arrays beside it."""
+    """Return the bytes of a message's content between processes: pickle plus arrays."""
     beside: list[pickle.PickleBuffer] = []
     text = pickle.dumps(content, protocol=5, buffer_callback=beside.append)
     return len(text) + sum(buffer.raw().nbytes for buffer in beside)
 
 
 def what_travels(share: Share) -> Row:
-    """Return the bytes of a round over those of a copy out and a float32 sum in for each worker."""
+    """Return a round's bytes over those of one copy out and one float32 sum in per worker."""
     parameters = parameters_of(_PARAMETERS)
     with RayGrid(NAME, share) as grid:
         watched = Watched(grid)

@@ -40,10 +40,10 @@ def throughput(
     """Return the seconds of a round on the speakers with the most text, by number of workers.
 
     Args:
-        spec: what is computed: averaged gradients of at most so many examples a user.
-        cohort_size: how many speakers.
-        gpus: the share of each worker.
-        repetitions: that are counted.
+        spec: client specification, with the maximum number of examples per user.
+        cohort_size: number of speakers.
+        gpus: share of a GPU per worker.
+        repetitions: number of timed repetitions.
     """
     materials = load_materials(spec.seed, spec.data, spec.model, "cpu")
     parameters = materials.model.initial_parameters()
@@ -53,7 +53,7 @@ def throughput(
     units = AveragedGradient(materials, group_size=group_size).units(cohort, 0)
     tokens = sum(int(unit.lengths.sum()) for unit in units)
     with RayGrid("default", Share(2, cpus=1.0, gpus=gpus)) as grid:
-        # The whole cohort as one shard goes to one worker, and the other waits.
+        # As one shard the whole cohort goes to one worker, and the other waits.
         executors = {1: GridExecutor(grid, spec, cohort_size), 2: GridExecutor(grid, spec, 0, work)}
         seconds = {
             workers: repeated(

@@ -27,7 +27,7 @@ from fedsim.grids.executor import GridExecutor, wait_for_nodes
 
 
 class TimedFedAvg(FedAvg):
-    """Flower's FedAvg over all nodes, which notes when a round begins and ends."""
+    """Flower's FedAvg over all nodes; records when a round begins and ends."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=nodes)
@@ -37,14 +37,14 @@ class TimedFedAvg(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Note the beginning."""
+        """Record the start of a round."""
         self._begun = time.perf_counter()
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Note the end."""
+        """Record the end of a round."""
         result = super().aggregate_train(server_round, replies)
         self.seconds.append(time.perf_counter() - self._begun)
         return result
@@ -54,12 +54,12 @@ def rounds_of(grid: Grid, parameters: int, nodes: int, rounds: int, stock: bool)
     """Return the seconds of each round.
 
     Args:
-        grid: Flower's.
-        parameters: how many travel to the clients, and back.
-        nodes: how many clients there are.
-        rounds: how many rounds.
-        stock: Flower's FedAvg with a message a node; else fedsim's executor with its shards, over
-            a cohort of 200 users.
+        grid: Flower's grid.
+        parameters: number of parameters sent to the clients and back.
+        nodes: number of clients.
+        rounds: number of rounds.
+        stock: whether to use Flower's FedAvg with one message per node; else fedsim's executor
+            with its shards, over a cohort of 200 users.
     """
     values = parameters_of(parameters)
     wait_for_nodes(grid, nodes)
@@ -80,7 +80,7 @@ def main(settings: dict[str, Any]) -> None:
     def run(grid: Grid, context: Context) -> None:
         seconds.extend(rounds_of(grid, **settings))
 
-    run_simulation(  # deprecated in favour of `flwr run`, whose engine is this one
+    run_simulation(  # deprecated in favour of `flwr run`, which uses this engine
         server,
         client_app,
         num_supernodes=settings["nodes"],

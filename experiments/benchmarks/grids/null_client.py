@@ -1,4 +1,4 @@
-"""ClientApp that answers a shard without computing gradients."""
+"""A ClientApp that answers a shard without computing gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.tensors import zeros_like
 NAME = "benchmark-null"
 """Its entry point under `fedsim.client_apps`."""
 
-_TENSORS = 50  # about as many as a small GPT has
+_TENSORS = 50  # about the number in a small GPT
 
 CLIP = FlatClip(l2_clip_norm=1.0)
 """The clip of every message."""
@@ -32,7 +32,7 @@ def parameters_of(count: int) -> dict[str, torch.Tensor]:
 
 
 def null_spec() -> ClientSpec:
-    """Return the specification for a client; this client does not read it."""
+    """Return a client specification; this client ignores it."""
     return ClientSpec(
         seed=0,
         data=DataConfig(),
@@ -45,10 +45,10 @@ def null_spec() -> ClientSpec:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Return a sum as large as a real one, over as many units as were asked for.
+    """Return a sum of real size, with the requested number of units.
 
-    The parameters are read, as a real client reads them. A message of other apps (Flower's own
-    strategies send "arrays") gets its arrays back, which is what a Flower client returns.
+    The parameters are read, as a real client reads them. Messages of Flower's own strategies (with
+    "arrays") get their arrays back, as from a Flower client.
     """
     if "request" not in message.content:
         return _stock(message)

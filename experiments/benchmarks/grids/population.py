@@ -42,7 +42,7 @@ def population_round(share: Share) -> Row:
 
 
 def plan_of(num_users: int, cohort_size: int) -> RoundPlan:
-    """Return an ordinary private plan over that many users."""
+    """Return an ordinary private plan over `num_users` users."""
     probability = cohort_size / num_users
     return RoundPlan(
         strategy="uls",

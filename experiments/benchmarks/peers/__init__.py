@@ -1,1 +1,1 @@
-"""Other packages on the same work, in their own Python environment."""
+"""Peer packages on the same work, in their own Python environment."""

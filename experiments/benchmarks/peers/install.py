@@ -1,6 +1,6 @@
-"""Builder of the peers' environment: `python -m fedsim.experiments.benchmarks.peers.install`.
+"""Build the peers' environment: `python -m fedsim.experiments.benchmarks.peers.install`.
 
-pfl and Opacus live in an environment of their own: their pins and Flower's cannot be met together.
+pfl and Opacus need a separate environment: their version pins conflict with Flower's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def python() -> Path:
     """Return the environment's interpreter.
 
     Raises:
-        ConfigError: there is none, or one with other versions; the message names the command.
+        ConfigError: the environment is missing or has other versions; the message names the
+            command.
     """
     folder = cache_dir() / "peers"
     done = folder / _DONE
@@ -44,13 +45,13 @@ def python() -> Path:
 
 
 def install() -> Path:
-    """Build the environment, in place of one that is there, and return its interpreter."""
+    """Build the environment, replacing an existing one, and return its interpreter."""
     folder = cache_dir() / "peers"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)  # noqa: S603
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PACKAGES]
     subprocess.run(pip, check=True)  # noqa: S603
-    write_atomically(folder / _DONE, json.dumps(PACKAGES))  # last: what is marked is complete
+    write_atomically(folder / _DONE, json.dumps(PACKAGES))  # last: marks it as complete
     return python()
 
 

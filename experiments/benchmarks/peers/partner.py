@@ -13,7 +13,7 @@ import torch
 from fedsim.tensors import Tensors, l2_norm
 
 TOLERANCE = 1e-4
-"""Relative L2 distance from which two sums are not of the same work."""
+"""Maximum relative L2 distance of two sums of the same work."""
 
 
 class Partner:
@@ -42,7 +42,7 @@ class Partner:
         """Send a request and return the answer.
 
         Raises:
-            RuntimeError: the peer ended instead; the message has the end of what it printed.
+            RuntimeError: the peer ended; the message has the end of its output.
         """
         assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
         assert self._process.stdout is not None  # noqa: S101
@@ -61,7 +61,7 @@ class Partner:
         return answer
 
     def sum(self, path: Path) -> dict[str, torch.Tensor]:
-        """Return the last clipped sum, by way of a file at `path`."""
+        """Return the last clipped sum, through a file at `path`."""
         self.ask(do="sum", path=str(path))
         total: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
         return total
@@ -71,8 +71,8 @@ def distance(total: Tensors, reference: Tensors) -> float:
     """Return the relative L2 distance of a peer's sum from ours.
 
     Raises:
-        RuntimeError: other names, other shapes, or more than `TOLERANCE` away: it did other
-            work, and its time says nothing.
+        RuntimeError: names or shapes differ, or the distance is above `TOLERANCE`. The peer did
+            other work, so its time is meaningless.
     """
     shapes = {name: value.shape for name, value in total.items()}
     expected = {name: value.shape for name, value in reference.items()}
@@ -81,6 +81,6 @@ def distance(total: Tensors, reference: Tensors) -> float:
         raise RuntimeError(f"the peer's sum has other tensors than ours: {wrong}")
     difference = {name: total[name].double() - value.double() for name, value in reference.items()}
     relative = l2_norm(difference) / l2_norm({k: value.double() for k, value in reference.items()})
-    if not relative <= TOLERANCE:  # NaN is far away too
+    if not relative <= TOLERANCE:  # also true for NaN
         raise RuntimeError(f"the peer's sum is {relative:.1e} away from ours, relative")
     return relative

@@ -1,8 +1,8 @@
 """Times of fedsim, pfl and Opacus on the same work, in turns on the same threads.
 
-pfl clips and sums the same updates, and its sum is compared with ours before a time counts. What
-Opacus cannot express is rewritten for it (see `theirs.with_opacus`), and its sum compared with a
-plain loop over its own network.
+pfl clips and sums the same updates; before its time counts, its sum is compared with ours. Opacus
+does not support all layers, so networks are rewritten for it (see `theirs.with_opacus`). Its sum is
+compared with a plain loop over its own network.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CASES = (
     *(Case("fedavg", model, 64, 4) for model in _MODELS),
     *(Case("els", model, 64) for model in _MODELS),
 )
-_MANY, _FEWER = 15, 7  # the latter where a round takes seconds
+_MANY, _FEWER = 15, 7  # repetitions; the second if a round takes seconds
 
 
 def run(cases: Sequence[Case] = CASES) -> list[Row]:
-    """Return a row for each side of each case; `ratio` is how many times faster fedsim is.
+    """Return a row for each package and case; `ratio` is the speed-up of fedsim.
 
     Raises:
-        ConfigError: the peers' environment was not built.
+        ConfigError: the peers' environment does not exist.
         RuntimeError: a peer computed something else.
     """
     interpreter = python()
@@ -59,14 +59,14 @@ def run(cases: Sequence[Case] = CASES) -> list[Row]:
 def measured(
     case: Case, partner: Partner, folder: Path, versions: dict[str, str], repetitions: int = 0
 ) -> list[Row]:
-    """Return the case's rows; `repetitions` 0 decides by how long a round takes.
+    """Return the rows of a case; with `repetitions` = 0, the duration of a round decides.
 
     Args:
-        case: what to compute.
-        partner: the peers' process.
-        folder: where weights, tokens and sums are handed over.
-        versions: of the peers, for the rows.
-        repetitions: of each side.
+        case: the case to measure.
+        partner: process of the peers.
+        folder: folder to exchange weights, tokens and sums.
+        versions: versions of the peers, for the rows.
+        repetitions: number of repetitions of each package.
     """
     work = workload(case)
     request = _request(case, work, folder)
@@ -106,7 +106,7 @@ def measured(
 def _in_turns(
     ours: Contestant, partner: Partner, repetitions: int
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of our repetitions and of the peer's, one after the other."""
+    """Return the seconds of our repetitions and of the peer's, measured in turns."""
     mine, theirs = [], []
     for _ in range(repetitions):
         started = time.perf_counter()
@@ -117,7 +117,7 @@ def _in_turns(
 
 
 def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
-    """Write weights and tokens where the peer finds them, and return what it is to do."""
+    """Write weights and tokens for the peer, and return the request to it."""
     network = cast(OpenModel, work.model).module
     weights, tokens = folder / "weights.pt", folder / "tokens.npy"
     config = network.config.to_dict()  # type: ignore[operator, union-attr]
@@ -134,7 +134,7 @@ def _request(case: Case, work: Workload, folder: Path) -> dict[str, Any]:
 
 
 def _in_order(work: Workload, key: int) -> np.ndarray[Any, Any]:
-    """Return a user's examples as local training visits them, which the peer does not shuffle."""
+    """Return a user's examples in the order of local training; the peer does not shuffle."""
     unit = work.task.unit(key, 0)
     if not isinstance(work.task, LocalSGD):
         return unit.tokens.numpy()
@@ -142,5 +142,5 @@ def _in_order(work: Workload, key: int) -> np.ndarray[Any, Any]:
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers and texts of a config."""
+    """Return the entries of a config that are numbers or strings."""
     return {key: value for key, value in config.items() if isinstance(value, int | float | str)}

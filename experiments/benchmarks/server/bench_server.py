@@ -1,10 +1,10 @@
-"""The server's part of a round at the size of real models, beside what the memory allows.
+"""The server's part of a round at the size of real models, compared with memory speed.
 
-Each part's `ratio_to_floor` is to one pass that copies the parameters and adds to the copy; that of
-the noise is to the fastest generator of normals at hand, drawing as many with all cores.
+Each part's `ratio_to_floor` is relative to one pass that copies the parameters and adds to the
+copy. For the noise it is relative to the fastest available generator of normals, on all cores.
 
-`python -m fedsim.experiments.benchmarks.server.bench_server CONFIG` prints the peak over two rounds
-of the model of a config, transformers' JSON, in float32 copies of the parameters.
+`python -m fedsim.experiments.benchmarks.server.bench_server CONFIG` prints the peak memory of two
+rounds, in float32 copies of the parameters. CONFIG is a model config, as transformers' JSON.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from fedsim.tensors import Tensors, fold_, zeros_like
 from fedsim.utils.machine import keep_freed_memory, peak_memory_bytes
 
 _TURNS = 5
-_ROUNDS, _BANDS = 64, 4  # of the matrices that correlate noise
-_MOST_REMEMBERED = 6 * 2**30  # bytes, by the matrix of bands
-SUMS = 4  # as many as there is memory for
+_ROUNDS, _BANDS = 64, 4  # size of the matrices that correlate noise
+_MOST_REMEMBERED = 6 * 2**30  # maximum bytes that the banded matrix may keep
+SUMS = 4  # limited by memory
 
 MODELS: Mapping[str, PretrainedConfig] = {
     "SmolLM2-135M": LlamaConfig(
@@ -61,7 +61,7 @@ MODELS: Mapping[str, PretrainedConfig] = {
 def run(models: Mapping[str, PretrainedConfig] = MODELS) -> list[Row]:
     """Return the rows of each model: parts, noise, peak."""
     rows: list[Row] = []
-    if (name := "SmolLM2-135M") in models:  # first: this process keeps the memory of the parts
+    if (name := "SmolLM2-135M") in models:  # first, as this process keeps the memory of later parts
         rows.append(in_own_process(large_round.__name__, name, models[name].to_json_string()))
     for name, config in models.items():
         shapes = shapes_of(config)
@@ -73,7 +73,7 @@ def run(models: Mapping[str, PretrainedConfig] = MODELS) -> list[Row]:
 
 
 def shapes_of(config: PretrainedConfig) -> dict[str, torch.Size]:
-    """Return the shapes of a model's parameters; none is allocated."""
+    """Return the shapes of a model's parameters, without allocating them."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return {name: value.shape for name, value in model.named_parameters()}
@@ -128,7 +128,7 @@ def _copy_and_add(values: Tensors) -> Callable[[], None]:
 
 
 def _sums(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
-    """Return the row of taking in what so many workers send: their norms, and the sum of all."""
+    """Return the row of receiving the sums of `SUMS` workers: their norms, and the total."""
     sums = [_random(shapes, torch.float32) for _ in range(SUMS)]
     total = zeros_like(sums[0], torch.float64)
     tasks: dict[str, Callable[[], Any]] = {
@@ -155,7 +155,7 @@ def _noise(model: str, shapes: Mapping[str, torch.Size]) -> list[Row]:
 
 
 def _correlated(total: dict[str, torch.Tensor], matrix: NoiseMatrix) -> Callable[[], Any]:
-    """Return what releases with the noise of the next round each time."""
+    """Return a function that releases with the next round's noise in each call."""
     rounds, memory = itertools.count(), NoiseMemory()
 
     def key(round: int) -> NoiseKey:
@@ -170,7 +170,7 @@ def _correlated(total: dict[str, torch.Tensor], matrix: NoiseMatrix) -> Callable
 
 
 def _drawn(count: int, generator: Callable[[int], Callable[[], object]]) -> None:
-    """Draw so many normals on all cores, a chunk at a time, which is kept in the cache."""
+    """Draw `count` normals on all cores, in chunks that fit in the cache."""
     threads = torch.get_num_threads()
 
     def draw(thread: int) -> None:
@@ -183,13 +183,13 @@ def _drawn(count: int, generator: Callable[[int], Callable[[], object]]) -> None
 
 
 def _normals_of_torch(seed: int) -> Callable[[], object]:
-    """Return what draws a chunk in float32."""
+    """Return a function that draws a chunk in float32."""
     generator, room = torch.Generator().manual_seed(seed), torch.empty(CHUNK)
     return lambda: room.normal_(generator=generator)
 
 
 def _normals_of_numpy(seed: int) -> Callable[[], object]:
-    """Return what draws a chunk in float64, as our noise is, from numpy's fastest stream."""
+    """Return a function that draws a float64 chunk, like our noise, by numpy's fastest stream."""
     generator, room = np.random.Generator(np.random.SFC64(seed)), np.empty(CHUNK)
     return lambda: generator.standard_normal(out=room)
 
@@ -221,16 +221,16 @@ def _rows(
 
 
 class _Given:
-    """Answers with a sum that is as large as a real one."""
+    """Executor that returns a sum of real size."""
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         return replace(WeightedSum.zero(parameters), num_units=len(cohort))
 
 
 def peak_of(config: PretrainedConfig) -> dict[str, float]:
-    """Return this process's peak over two rounds, less that over two of a single number.
+    """Return this process's peak over two rounds, minus that of rounds with a single parameter.
 
-    The latter import what a round needs, whatever the model.
+    The subtracted rounds import everything that a round needs.
     """
     keep_freed_memory()
     _two_rounds({"w": torch.Size([1])})
@@ -242,7 +242,7 @@ def peak_of(config: PretrainedConfig) -> dict[str, float]:
 
 
 def _two_rounds(shapes: Mapping[str, torch.Size]) -> int:
-    """Do two rounds, as the first has no moments yet, and return the number of parameters."""
+    """Run two rounds (the first has no moments), and return the number of parameters."""
     state = ServerState(0, _random(shapes, torch.float32))
     plan = plan_of(1_000, 100)
     for _ in range(2):

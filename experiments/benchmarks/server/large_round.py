@@ -1,7 +1,7 @@
-"""A whole round of a large model on two workers, and what of it is not gradients.
+"""A whole round of a large model on two workers, and the share of it besides gradients.
 
-`python -m fedsim.experiments.benchmarks.server.large_round NAME CONFIG` prints the row of the model
-of a config, transformers' JSON.
+`python -m fedsim.experiments.benchmarks.server.large_round NAME CONFIG` prints the row of a model.
+CONFIG is a model config, as transformers' JSON.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _on_device = ParametersOnDevice()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer a shard as fedsim's own app does, and say how long its engine took."""
+    """Answer a shard like fedsim's own app, and add the seconds of its engine."""
     request = ShardRequest.from_content(message.content)
     task, engine, materials = prepared(request.spec)
     parameters = _on_device(request.parameters, materials.model.device)
@@ -69,7 +69,7 @@ def timed_reply(
     clip = clip_from_json(request.clip)
     started = time.perf_counter()
     total = engine(task, parameters, request.keys, clip, request.round)
-    float(next(iter(total.values.values())).flatten()[0])  # waits for a GPU
+    float(next(iter(total.values.values())).flatten()[0])  # wait for a GPU
     taken = time.perf_counter() - started
     return Message(
         ShardReply(request.round, request.shard, total).to_content(), reply_to=message
@@ -77,10 +77,10 @@ def timed_reply(
 
 
 def large_round(name: str, config: PretrainedConfig) -> Row:
-    """Return the seconds of whole rounds with all parameters moving; `outside` is of them.
+    """Return the seconds of whole rounds that train all parameters, and the share `outside`.
 
-    Random weights of the model's shape, on the speakers with the most text, every coin fallen.
-    `outside` is the share of a round in which the slower worker's engine did not compute.
+    Weights are random; the cohort is all of the speakers with the most text. `outside` is the share
+    of a round in which the slower worker's engine did not compute.
     """
     with TemporaryDirectory() as folder:
         save_random(config, Path(folder))
@@ -120,7 +120,7 @@ def large_round(name: str, config: PretrainedConfig) -> Row:
 
 
 def save_random(config: PretrainedConfig, folder: Path) -> None:
-    """Leave a model of random weights with the small model's tokenizer."""
+    """Save a model with random weights and the small model's tokenizer."""
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     own = cast("TransformersModel", load_model(ModelConfig(pretraining_steps=0)))

@@ -1,7 +1,7 @@
-"""Peak memory of the server, by cohort size: replies are folded as they arrive; and of whole runs.
+"""Peak memory of the server by cohort size (replies are added on arrival), and of whole runs.
 
-`python -m fedsim.experiments.benchmarks.server.memory 5000` runs one case, in a process of its own
-because a peak never goes down again, and prints the bytes. Runs are in `run_memory.py`.
+`python -m fedsim.experiments.benchmarks.server.memory 5000` runs one case and prints the bytes.
+Each case needs its own process, as a peak never decreases. Whole runs are in `run_memory.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedsim.utils.machine import peak_memory_bytes
 
 _COHORTS = (50, 5_000)
 _USERS = 10_000
-_SHARD_SIZE = 10  # so that a hundred times the users are a hundred times the messages
+_SHARD_SIZE = 10  # small, so the number of messages grows with the users
 _ROUNDS = 2
 
 
 def run() -> list[Row]:
-    """Return the server's peak for each cohort, `ratio` to the smallest cohort's, and of runs."""
+    """Return the server's peak for each cohort (`ratio` to the smallest's), and those of runs."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         source = write_words(Path(folder) / "texts.jsonl", _USERS, 8)

@@ -1,7 +1,7 @@
-"""Training steps of a network in plain PyTorch, for their peak of memory.
+"""Measure the peak memory of training steps in plain PyTorch.
 
-`python -m fedsim.experiments.benchmarks.server.plain_step FOLDER 8` takes two of the network in a
-folder with adapters of rank 8 (0: all of it moves), and prints the bytes of this process's peak.
+`python -m fedsim.experiments.benchmarks.server.plain_step FOLDER 8` takes two steps of the network
+in a folder, with adapters of rank 8 (0: trains all parameters), and prints the peak bytes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from fedsim.utils.machine import peak_memory_bytes
 
 _SEQUENCES, _LENGTH = 16, 64
-_STEPS = 2  # in the first there are no moments yet
+_STEPS = 2  # the first step has no moments
 
 
 def peak_of(folder: str, rank: int) -> int:
-    """Return this process's peak over two steps of AdamW, as any training script takes them."""
+    """Return this process's peak over two AdamW steps of a plain training script."""
     network = AutoModelForCausalLM.from_pretrained(folder)
     if rank:
         network = get_peft_model(network, LoraConfig(task_type="CAUSAL_LM", r=rank))

@@ -1,8 +1,8 @@
-"""Peak memory of a whole run of a real model, server and worker in one process, beside the floor.
+"""Peak memory of a whole run of a real model, with server and worker in one process.
 
-The floor is a plain training step of the same batch (`plain_step.py`). Each is measured in a
-process of its own: `python -m fedsim.experiments.benchmarks.server.run_memory FOLDER {}` carries
-out the run of the model in a folder, with more of its config as JSON, and prints the bytes.
+The floor is a plain training step of the same batch (`plain_step.py`). Each is measured in its own
+process: `python -m fedsim.experiments.benchmarks.server.run_memory FOLDER {}` runs the model in a
+folder, with more config keys as JSON, and prints the bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedsim.utils.machine import peak_memory_bytes
 
 _USERS, _GROUP_SIZE, _LENGTH = 8, 2, 64
 _WORDS_EACH = 2_500
-_ROUNDS = 2  # in the first there are no moments yet
+_ROUNDS = 2  # the first round has no moments
 _WORDS = ("the", "king", "shall", "ride", "to", "war", "with", "all", "my", "lords")
 
 _LORA = {"model": {"lora_rank": 8}}
@@ -72,7 +72,7 @@ def _row(case: str, of: tuple[float, int], ratio: float) -> Row:
 
 
 def write_words(path: Path, users: int, words: int) -> Path:
-    """Write a text of so many words for each of some users."""
+    """Write a text of `words` words for each of `users` users."""
     rng = np.random.default_rng(0)
     lines = (
         json.dumps({"user": f"user-{user}", "text": " ".join(rng.choice(_WORDS, words))})

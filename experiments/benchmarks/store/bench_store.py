@@ -1,10 +1,9 @@
-"""Times of a full-size token store: building, opening, and cohorts, also by `datasets`.
+"""Times of a full-size token store: building, opening, and cohorts (also with `datasets`).
 
-The store is made up (`store_sample`): 342,477 users and 20.5 million examples with a long tail,
-built by the real builder from (user, text) records whose `encode` costs nothing. A cohort is what
-a round of ULS takes: Poisson-sampled users, up to 16 examples of each without replacement, one
-padded block of int64. `datasets` is asked for the same rows as arrays, from one Arrow file of the
-same tokens in the same order, and need not pad them.
+The store is synthetic (`sample.py`): 342,477 users and 20.5 million examples with a long tail. The
+real builder builds it from (user, text) records with almost free encoding. A cohort is one of ULS:
+Poisson-sampled users, up to 16 examples of each without replacement, in one padded int64 block.
+`datasets` reads the same rows as arrays from one Arrow file, in the same order, without padding.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _COHORT = 4_096
 _GROUP_SIZE = 16
 _REPETITIONS = 18
 _IN_A_ROW = 3
-_ROWS_AT_ONCE = 1_000  # of a record batch, as `datasets` writes them
+_ROWS_AT_ONCE = 1_000  # rows of a record batch, as in `datasets`
 _OPENINGS = 5
 _STEPS = "fedsim.experiments.benchmarks.store.steps"
 
@@ -60,10 +59,10 @@ def _row(case: str, details: dict[str, Any], **others: Any) -> Row:  # noqa: ANN
 
 
 def _cohorts(store: TokenStore, folder: Path) -> list[Row]:
-    """Measure cohorts, other users each time, and the same rows through `datasets`.
+    """Measure cohorts, with other users each time, and the same rows through `datasets`.
 
-    A few of ours in a row, then the same through `datasets`: what slows the machine down for a
-    while slows both, and what `datasets` leaves in the caches slows only the first.
+    Some cohorts of ours are measured, then the same with `datasets`, in turns: a slow period of the
+    machine affects both, and caches filled by `datasets` slow only the first of ours.
     """
     split = split_store(store, 0, 0.0, 0.0)
     expected = min(_COHORT, split.num_users // 2)
@@ -123,7 +122,7 @@ def _touch(store: TokenStore) -> None:
 
 def _dataset(store: TokenStore, path: Path) -> Any:  # noqa: ANN401  (an untyped module)
     """Return the store's examples as rows of `datasets`, memory-mapped, in numpy format."""
-    from datasets import Dataset  # noqa: PLC0415  (it takes seconds to import)
+    from datasets import Dataset  # noqa: PLC0415  (slow import)
 
     schema = pa.schema([("tokens", pa.list_(pa.uint16()))])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:

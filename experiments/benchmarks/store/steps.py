@@ -17,7 +17,7 @@ from fedsim.utils.machine import peak_memory_bytes, proc_bytes
 
 
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
-    """Build the made-up store through the real builder; seconds, peak bytes, sizes."""
+    """Build the synthetic store with the real builder; return seconds, peak bytes and sizes."""
     from fedsim.data.building.build import build_store  # noqa: PLC0415
     from fedsim.experiments.benchmarks.store import sample  # noqa: PLC0415
 
@@ -46,7 +46,7 @@ def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
 
 
 def open_store(folder: Path, users: int, examples: int) -> dict[str, Any]:
-    """Open the store; seconds, and the process's anonymous memory before and after."""
+    """Open the store; return seconds, and the process's anonymous memory before and after."""
     from fedsim.data.store import TokenStore  # noqa: PLC0415
 
     before = _anonymous_bytes()
@@ -63,7 +63,7 @@ def open_store(folder: Path, users: int, examples: int) -> dict[str, Any]:
 
 
 def verify(folder: Path, users: int, examples: int) -> dict[str, Any]:
-    """Read every byte and compare the checksums; seconds."""
+    """Read every byte and compare the checksums; return seconds."""
     from fedsim.data.store import TokenStore  # noqa: PLC0415
 
     store = TokenStore.open(folder / "store")
@@ -73,7 +73,7 @@ def verify(folder: Path, users: int, examples: int) -> dict[str, Any]:
 
 
 def _anonymous_bytes() -> int:
-    """Return this process's anonymous memory; 0 where the system does not tell."""
+    """Return this process's anonymous memory in bytes, or 0 if the system does not report it."""
     path = Path("/proc/self/smaps_rollup")
     return proc_bytes(path, "Anonymous") if path.exists() else 0
 

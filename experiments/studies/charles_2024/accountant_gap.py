@@ -1,10 +1,10 @@
 """Charles et al. 2024, Figure 1: ε of ELS by the mixture accountant and by group privacy.
 
 An upper bound on the user-level ε of example-level sampling (ELS), when each user has up to `group
-size` examples in the pool. The mixture-of-Gaussians accountant looks at the mechanism (Theorem 1);
-group privacy takes the ε of one example and multiplies (Vadhan 2017, Lemma 2.2), which multiplies
-δ by a factor exponential in the group size. Where that asks for a δ of one example that cannot be
-resolved in floating point, it diverges.
+size` examples in the pool. The mixture-of-Gaussians accountant analyses the mechanism (Theorem 1).
+Group privacy multiplies the ε of one example (Vadhan 2017, Lemma 2.2), and multiplies δ by a factor
+exponential in the group size. It diverges if it needs a δ of one example too small for floating
+point.
 
 The paper does not print its noise multipliers; these are ours.
 """
@@ -106,7 +106,7 @@ def compute(noise_multiplier: float, group_size: int) -> Point:
 
 
 def draw(points: list[Point]) -> Figure:
-    """Draw ε against the group size; a cross ends a curve of group privacy that diverges."""
+    """Draw ε against the group size; a cross ends a group-privacy curve where it diverges."""
     figure, (axes,) = panels(
         (8.0, 4.6),
         "Group privacy diverges as groups grow; the mixture accountant does not",

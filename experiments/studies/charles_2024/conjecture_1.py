@@ -2,12 +2,12 @@
 
 Conjecture 1 (§3): when both group sizes are K and both rates are equal, the noise multiplier of
 ELS is at most K times that of ULS for the same (ε, δ) and rounds T. Then ELS adds no more noise
-than ULS if a user's gradients are alike. Shown is the ratio σ_ELS/(K σ_ULS) of calibrated noise
-multipliers: the conjecture says at most 1. The table has the extremes over all ε, δ and T;
-`table.csv` has every case.
+than ULS if a user's gradients are alike. The study computes the ratio σ_ELS/(K σ_ULS) of calibrated
+noise multipliers, which is at most 1 under the conjecture. The table has the extremes over all ε, δ
+and T; `table.csv` has every case.
 
-Lemma 1 is the same for the one-sided Rényi divergence of a round at integer orders, and proved
-(Appendix D). Here both sides are integrated numerically, without the proof's expansion;
+Lemma 1 states the same for the one-sided Rényi divergence of a round at integer orders; it is
+proved in Appendix D. Here both sides are integrated numerically, without the proof's expansion.
 `lemma_1.csv` has every comparison.
 """
 
@@ -35,9 +35,10 @@ from fedsim.report.style import MUTED, colour
 from fedsim.sampling import PoissonSampling
 
 TOLERANCE = 2.2e-3
-"""Of the ratio: a calibrated σ may be 2e-3 (its slack in ε) and 1e-4 (five digits) too large."""
+"""Tolerance of the ratio: a calibrated σ may be too large by 2e-3 (slack in ε) plus 1e-4 (five
+digits)."""
 
-LEAST_NOISE = 0.05  # the calibration looks no lower: there a ratio says nothing
+LEAST_NOISE = 0.05  # lower limit of the calibration; ratios at it are meaningless
 
 
 class Grid(NamedTuple):

@@ -1,8 +1,8 @@
 """Charles et al. 2024, Appendix I.1: sub-optimality of strategies that choose (G, M).
 
-Pure functions of a table of losses {(ε, G, M): loss}, of any task. Its points are a rectangle of
-powers of two, or the part of one up to some budget. A strategy says, for each budget G·M, which
-points it takes and how often.
+Pure functions of a table of losses {(ε, G, M): loss} of any task. The table's points are a
+rectangle of powers of two, or its part up to some budget. For each budget G·M, a strategy returns
+points with their frequencies.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from fedsim.planner.doubling import Point, estimate_and_double
 
 Losses = Mapping[tuple[float, int, int], float]
-"""By ε, G and M."""
+"""Loss by ε, G and M."""
 Slice = Mapping[Point, float]
 """The losses at one ε."""
 Choices = Mapping[int, Mapping[Point, float]]
-"""By budget: points, and how often each is taken; together once."""
+"""By budget: points with their frequencies, which add up to 1."""
 
 ORACLE, DOUBLING, PRINTED = "greedy local oracle", "Estimate-and-Double", "as printed"
 RANDOM, MAX_COHORT, MAX_GROUP = "random", "max cohort", "max group size"
@@ -32,8 +32,8 @@ class Excess(NamedTuple):
         epsilon: ε.
         budget: B = G·M.
         strategy: one of `STRATEGIES`.
-        best_loss: the least on the grid at that budget.
-        suboptimality: loss beyond it, expected over the points that the strategy takes, >= 0.
+        best_loss: minimum loss on the grid at that budget.
+        suboptimality: expected loss of the strategy's points minus `best_loss`, >= 0.
     """
 
     epsilon: float
@@ -51,8 +51,8 @@ def suboptimality(
     """Return the sub-optimality of every strategy at every ε and budget.
 
     Args:
-        losses: at each ε of a rectangle of powers of two, whole or up to a budget; all strategies
-            start at its least corner.
+        losses: losses at each ε on a rectangle of powers of two, whole or up to a budget; all
+            strategies start at its smallest corner.
         gradient_norms: estimates of L_ULS(G) (eq. 8); over several the result is the average.
         noise_multiplier: σ_ULS of ε and M (eq. 3).
     """
@@ -84,8 +84,8 @@ def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
     """Return the losses at one ε.
 
     Raises:
-        ValueError: they are not all splits, within a rectangle of powers of two, of the budgets
-            up to the largest.
+        ValueError: the points are not all splits, within a rectangle of powers of two, of the
+            budgets up to the largest.
     """
     table = {Point(g, m): loss for (e, g, m), loss in losses.items() if e == epsilon}
     start, largest = corners(table)
@@ -102,7 +102,7 @@ def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
 
 
 def corners(table: Slice) -> tuple[Point, Point]:
-    """Return the least and the largest point of the rectangle, which may lie beyond the table."""
+    """Return the smallest and the largest point of the rectangle; the latter may be missing."""
     sizes, cohorts = {p.group_size for p in table}, {p.cohort_size for p in table}
     return Point(min(sizes), min(cohorts)), Point(max(sizes), max(cohorts))
 
@@ -113,17 +113,17 @@ def budgets(table: Slice) -> list[int]:
 
 
 def splits(table: Slice, budget: int) -> list[Point]:
-    """Return the points of a budget."""
+    """Return the points with a budget."""
     return [point for point in table if point.budget == budget]
 
 
 def best(table: Slice, budget: int) -> Point:
-    """Return the point of least loss on an anti-diagonal."""
+    """Return the point with the least loss at a budget."""
     return min(splits(table, budget), key=lambda point: table[point])
 
 
 def greedy(table: Slice) -> Choices:
-    """Return the path of an oracle that knows the loss after either doubling."""
+    """Return the path of an oracle that knows the loss after each of the two doublings."""
     point, _ = corners(table)
     path = [point]
     while True:
@@ -152,15 +152,15 @@ def doubling(
 def as_printed(
     table: Slice, gradient_norm: Callable[[int], float], sigma: Callable[[int], float]
 ) -> Choices:
-    """Return the path of Algorithm 3 as printed: with σ(2M)/σ(M), not the noise σ(M)/M.
+    """Return the path of Algorithm 3 as printed, which compares σ(2M)/σ(M), not the noise σ(M)/M.
 
-    A σ that is multiplied by M turns the one comparison into the other.
+    Multiplying σ by M turns one comparison into the other.
     """
     return doubling(table, gradient_norm, lambda cohort: cohort * sigma(cohort))
 
 
 def everything(table: Slice) -> Choices:
-    """Return every point of a budget, equally often."""
+    """Return every point of a budget, with equal frequencies."""
     by_budget = {budget: splits(table, budget) for budget in budgets(table)}
     return {at: dict.fromkeys(points, 1.0 / len(points)) for at, points in by_budget.items()}
 

@@ -1,4 +1,4 @@
-"""Sub-optimality of the strategies with intervals, and the picture of both doubling studies."""
+"""Sub-optimality of strategies with intervals, and the picture of both doubling studies."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Compared:
     """Comparison of the strategies on one task.
 
     Attributes:
-        name: of the task, such as "σ₂ = 4".
-        losses: by (ε, G, M).
+        name: name of the task, such as "σ₂ = 4".
+        losses: losses by (ε, G, M).
         rows: sub-optimality of each strategy at each ε and budget.
-        resampled: (samples, rows), of the same rows with the trials drawn again.
+        resampled: (samples, rows), sub-optimality of the same rows with resampled trials.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Compared:
     resampled: npt.NDArray[np.float64]
 
     def interval(self, chosen: Chosen) -> Interval:
-        """Return the mean over some rows, with the percentiles of its resamples."""
+        """Return the mean over the chosen rows, with percentiles over resamples."""
         some = np.array([chosen(row) for row in self.rows])
         value = np.mean([row.suboptimality for row in self.rows if chosen(row)])
         low, high = np.percentile(self.resampled[:, some].mean(axis=1), [2.5, 97.5])
@@ -58,7 +58,7 @@ def chosen(strategy: str, epsilon: float | None = None) -> Chosen:
 
 
 def shown(interval: Interval) -> str:
-    """Return it with four decimals: most differences here are small."""
+    """Return an interval with four decimals, as most differences are small."""
     return f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
 
 
@@ -69,7 +69,7 @@ def means(task: Compared) -> str:
 
 
 def draw(compared: list[Compared], terms: str) -> Figure:
-    """Draw a row for each task: the loss by G and M at each ε, then what strategies lose."""
+    """Draw a row for each task: loss by G and M at each ε, then sub-optimality of strategies."""
     epsilons = sorted({row.epsilon for row in compared[0].rows})
     figure = new_figure(
         max(8.4, 4.0 + 2.2 * len(epsilons)),  # the title's width
@@ -127,7 +127,7 @@ def _curves(axes: Axes, task: Compared) -> None:
             for budget in places
         ]
         mean, spread = np.mean(at, axis=1), np.std(at, axis=1)
-        printed = strategy == PRINTED  # on top: it often takes what max group size takes
+        printed = strategy == PRINTED  # drawn on top: it often equals max group size
         axes.plot(
             places,
             mean,

@@ -1,13 +1,14 @@
 """Charles et al. 2024, App. I.1, Figures 11 to 13: strategies that choose group and cohort size.
 
-The comparison on the task of Appendix E in place of language models: a budget of B gradients a
-round is split into group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is
-the loss (squared distance to the mean) beyond that of the best split of the same budget.
+The comparison uses the task of Appendix E instead of language models. A budget of B gradients per
+round is split into group size G and expected cohort M, with G·M = B and powers of two.
+Sub-optimality is the loss (squared distance to the mean) minus that of the best split of the
+budget.
 
 Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
 see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M), as Algorithm 3 is printed.
-Starting from the least G and M, max cohort and max group size exhaust one before the other; the
-greedy local oracle sees the loss after either doubling.
+All strategies start at the smallest G and M. Max cohort and max group size double one to its limit
+before the other; the greedy local oracle knows the loss after each of the two doublings.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from fedsim.experiments.studies.charles_2024.mean_simulation import (
 from fedsim.experiments.studies.common.output import Result, Table, listed, steps, study
 
 USERS, EXAMPLES_PER_USER, DIMENSION, DELTA = 512, 32, 32, 1e-6
-SAMPLED_USERS = 128  # whose gradients estimate L_ULS
+SAMPLED_USERS = 128  # number of users for the estimate of L_ULS
 RESAMPLES = 200
 SEED = 11
 
@@ -83,14 +84,14 @@ QUICK = Scale(
 
 
 class Task(NamedTuple):
-    """Losses of one population: the input of the analysis.
+    """Losses of one population, the input of the analysis.
 
     Attributes:
         within_user_stddev: σ₂.
         errors: by (ε, G, M): (trials,), squared distances at the best setting of the sweep.
-        noise_multipliers: by (ε, M).
-        norms: by trial: estimates of L_ULS(G), by G.
-        at_edge: how many sweeps have their best learning rate on the edge of the grid.
+        noise_multipliers: noise multipliers by (ε, M).
+        norms: for each trial, estimates of L_ULS(G) by G.
+        at_edge: number of sweeps with the best learning rate on the edge of the grid.
     """
 
     within_user_stddev: float
@@ -189,7 +190,7 @@ def compare(task: Task) -> Compared:
 
 
 def settings(scale: Scale, terms: str) -> list[str]:
-    """Return everything that was fixed."""
+    """Return sentences on all fixed settings."""
     grid = scale.grid
     return [
         f"Terms: {terms}.",

@@ -1,17 +1,17 @@
 """Charles et al. 2024, App. I.1: strategies that choose group and cohort size, on real text.
 
-The comparison on speakers of Shakespeare's plays, or of a file (`--data`): a budget of B gradients
-a round is split into group size G and expected cohort M, G·M = B, powers of two. Sub-optimality is
-the held-out loss, in nats a token, beyond that of the best split of the same budget. The best is
-the least of several measured losses, so a little of it is chance. Users with fewer than G examples
-bring what they have, so large groups compute fewer than B gradients.
+The comparison uses speakers of Shakespeare's plays, or users of a file (`--data`). A budget of B
+gradients per round is split into group size G and expected cohort M, with G·M = B and powers of
+two. Sub-optimality is the held-out loss, in nats per token, minus that of the best split of the
+budget. The best is the minimum of several measured losses, so it is slightly biased by chance.
+Users with fewer than G examples use all of them, so large groups compute fewer than B gradients.
 
 Estimate-and-Double doubles G or M, whichever leaves less noise: L(2G)/L(G) against σ(2M)/(2σ(M)),
 see `fedsim/planner/doubling.py`. `as printed` compares with σ(2M)/σ(M). L(G) is estimated from
-some users as `fedsim plan` does, σ(M) is calibrated to the ε of the run. All strategies start at
-the least G and M; what each loses at every ε and budget is in `suboptimality.csv`.
+some users, as in `fedsim plan`; σ(M) is calibrated to the ε of the run. All strategies start at
+the smallest G and M; `suboptimality.csv` has their sub-optimality at every ε and budget.
 
-The paper finds Estimate-and-Double level with the oracle at most budgets, on Stack Overflow and
+The paper finds Estimate-and-Double as good as the oracle at most budgets, on Stack Overflow and
 CC-News (350 M parameters, ε from 1 to 64).
 """
 
@@ -67,17 +67,17 @@ def grid(quick: bool, options: Options) -> Iterator[Cell]:
 
 
 def starting_norms(config: Config) -> GradientNorms:
-    """Return L_ULS(G) at the starting model, as `fedsim plan` estimates it."""
+    """Return the estimate of `fedsim plan` for L_ULS(G) at the starting model."""
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     task = tried(with_noise(config, 1.0), materials).task
     return GradientNorms(materials, task, random_users(config.seed, materials.split.num_users))
 
 
 def complete(measurement: GridResult) -> dict[Key, CellResult]:
-    """Return the lines of the budgets below the first of which a run has no finite loss.
+    """Return the lines of all budgets below the first one with a run without a finite loss.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such budget.
     """
     lines = {_key(line): line for line in measurement.lines}
     gaps = [
@@ -117,9 +117,9 @@ def compare(
 def standard_errors(by_seed: Mapping[Key, npt.NDArray[np.float64]]) -> dict[float, float]:
     """Return, by ε, the standard error of a mean loss over seeds, the same for all splits.
 
-    What all losses of a seed have in common (its held-out text) moves no difference between
-    splits and is taken out: the residuals of rows and columns are pooled. One seed, or one split,
-    has no spread that could be known: 0.
+    The common part of all losses of a seed (its held-out text) does not affect differences between
+    splits, so it is removed: the residuals of rows and columns are pooled. Returns 0 for one seed
+    or one split, as their spread is unknown.
 
     Args:
         by_seed: (seeds,) losses of each point.
@@ -154,7 +154,7 @@ def conditions(measurement: GridResult, norms: GradientNorms, task: Compared) ->
 
 
 def study(options: Options) -> Trained:
-    """Return the study of the built-in texts, or of a file; besides, L_ULS(G) is computed."""
+    """Return the study of the built-in texts or of a file, with the computation of L_ULS(G)."""
     norms = starting_norms(next(grid(options.quick, options)).config)
     text = options.data.name if options.data else BUILT_IN
 

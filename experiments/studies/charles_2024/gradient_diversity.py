@@ -4,11 +4,11 @@ The paper compares ULS with ELS at two extremes: all gradients of a user alike (
 orthogonal (L_ULS = L_ELS/√G). Here the ratio is measured on the speakers of Shakespeare's plays,
 as App. I estimates L_ULS (eq. 8).
 
-`ratio` is of the medians over all sampled users, with at most G examples each: what a plan goes
-by. The quantiles are over users with at least G examples: root mean square of their example
+`ratio` divides the medians over all sampled users, with at most G examples each; a plan uses this
+ratio. The quantiles are over users with at least G examples: root mean square of their example
 gradients' norms over the norm of their mean. `needed` is the ratio above which ULS adds less noise
-than ELS at equal privacy and compute (condition 7). D is the number that `fedsim plan
---gradient-diversity` takes.
+than ELS at equal privacy and compute (condition 7). D is the value for `fedsim plan
+--gradient-diversity`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class UserNorms(NamedTuple):
     Attributes:
         group_size: G.
         examples: min(n, G).
-        root_mean_square: of the norms of the example gradients.
-        mean: the norm of their mean.
+        root_mean_square: root mean square of the norms of the example gradients.
+        mean: norm of the mean of the example gradients.
     """
 
     group_size: int
@@ -54,9 +54,9 @@ class UserNorms(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """At least 1; 1 where all gradients are equal, √examples where they are orthogonal.
+        """Ratio of the norms, >= 1: 1 if all gradients are equal, √examples if they are orthogonal.
 
-        Its square is the number of examples times the gradient diversity of Yin et al. 2018.
+        The square is the number of examples times the gradient diversity of Yin et al. 2018.
         """
         return self.root_mean_square / self.mean if self.mean > 0.0 else math.inf
 
@@ -86,7 +86,7 @@ def user_norms(
 
 
 def trained(materials: Materials, steps: int) -> Iterator[Tensors]:
-    """Yield the parameters after each of some steps of Adam on random examples, not private."""
+    """Yield the parameters after each of `steps` non-private Adam steps on random examples."""
     task, optimizer = _task(materials, 1), ServerOptimizer("adam", _LEARNING_RATE)
     parameters: Tensors = materials.model.initial_parameters()
     state: Tensors = {}
@@ -125,10 +125,10 @@ TERMS = (
 class Point(NamedTuple):
     """Norms of all users at one model and one G.
 
-    `els_norm` and `uls_norm` are medians over all sampled users with at most G examples each,
-    `ratio` is theirs; the quantiles are of users with at least G examples, each their own ratio.
-    `diversity` is D of the plan from numbers: L_ULS² = L_ELS² (1 - D + D/G). ULS adds less noise
-    than ELS where `ratio` exceeds `needed`, by condition (7).
+    `els_norm` and `uls_norm` are medians over all sampled users with at most G examples each, and
+    `ratio` is their ratio. The quantiles are of the ratios of users with at least G examples.
+    `diversity` is D of a plan from numbers: L_ULS² = L_ELS² (1 - D + D/G). By condition (7), ULS
+    adds less noise than ELS if `ratio` exceeds `needed`.
     """
 
     model: str
@@ -202,7 +202,7 @@ def measure(
 
 
 def points(name: str, rows: Sequence[Sequence[UserNorms]], needed: dict[int, float]) -> list[Point]:
-    """Return the medians and quantiles of users' norms, a row a user, an entry a G."""
+    """Return medians and quantiles of users' norms; `rows` has a row per user, an entry per G."""
     els_norm = float(np.median([row[0].mean for row in rows]))
     points = []
     for column, size in enumerate(needed):
@@ -248,7 +248,7 @@ def needed_ratio(materials: Materials, group_size: int) -> float:
 
 
 def draw(points: Sequence[Point]) -> Figure:
-    """Draw the ratio against G, a panel a model, between the extremes."""
+    """Draw the ratio against G between the extremes, with one panel per model."""
     names = list(dict.fromkeys(point.model for point in points))
     figure, panes = panels(
         (9.0, 4.2),

@@ -1,10 +1,10 @@
 """Charles et al. 2024, App. H, Figures 9 and 10: loss of ELS by the cap on a user's examples.
 
-A small cap G_ELS throws text away, a large one lets a user move the sum by more, which the noise
-has to hide. Every point has the same promise and computes the same gradients.
+A small cap G_ELS discards text. A large cap lets a user change the sum more, so it needs more
+noise. Every point has the same promise and computes the same number of gradients.
 
-The paper finds the median good throughout, on Stack Overflow and CC-News (350 M parameters, 10,000
-and 2,000 rounds).
+The paper finds that the median is always a good cap, on Stack Overflow and CC-News (350 M
+parameters, 10,000 and 2,000 rounds).
 """
 
 from __future__ import annotations

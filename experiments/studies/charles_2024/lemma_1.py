@@ -12,9 +12,9 @@ from scipy import special, stats
 
 ORDERS = range(2, 33)
 TOLERANCE = 1e-11
-"""Of (α - 1) R_α, times one more than its value: the rounding error that is allowed."""
+"""Allowed rounding error of (α - 1) R_α, times one plus its value."""
 
-_STEP, _REACH = 0.25, 14.0  # of the grid, and beyond its outermost peaks, in standard deviations
+_STEP, _REACH = 0.25, 14.0  # grid step, and reach beyond the outer peaks, in standard deviations
 
 
 class Comparison(NamedTuple):
@@ -35,8 +35,8 @@ def renyi_divergences(
     """Return R_α(N(Binom(units, probability), σ²) || N(0, σ²)) for integer orders α >= 2.
 
     Works in logarithms on x = σt. For an integer α the integrand of E (P/Q)^α is a sum of
-    Gaussians of unit width in t that lie in [0, α units / σ]. So the trapezoidal rule with step h
-    errs by 2 exp(-2π²/h²), relatively: at 0.25 nothing is left but rounding.
+    Gaussians of unit width in t with means in [0, α units / σ]. So the trapezoidal rule with step
+    h has the relative error 2 exp(-2π²/h²): at 0.25 only rounding remains.
 
     Args:
         orders: (n,) integers >= 2.

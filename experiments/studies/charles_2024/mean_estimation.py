@@ -1,13 +1,13 @@
 """Charles et al. 2024, Figure 7: mean estimation by ELS, and by ULS with several group sizes.
 
 μ ~ N(0, I), users' means μ_u ~ N(μ, σ₁² I), their examples x ~ N(μ_u, σ₂² I). DP-SGD on half the
-squared distance estimates μ from 0. All samplers compute B gradients a round in expectation; the
-loss is the squared distance of the last iterate to μ. The paper prints no values of its axes and
-grids; these are ours.
+squared distance estimates μ from 0. All samplers compute B gradients per round in expectation; the
+loss is the squared distance of the last iterate to μ. The paper does not print the values of its
+axes and grids; these are ours.
 
-As in the paper the loss of the best setting of the sweep is reported, chosen on the same trials.
-`second_half_loss` in `table.csv` is the loss on the second half of the trials of what was best on
-the first half, free of that choice.
+As in the paper, the reported loss is that of the best setting of the sweep, chosen on the same
+trials. `second_half_loss` in `table.csv` avoids this bias: it is the loss on the second half of the
+trials of the setting that was best on the first half.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _AXES = {
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of the figure: which field of `Case` takes which values, ascending."""
+    """A panel of the figure: the varied field of `Case` and its values, ascending."""
 
     varied: str
     values: tuple[float, ...] | tuple[int, ...]
 
     @property
     def cases(self) -> list[Case]:
-        """The defaults but for the field that varies."""
+        """The cases: defaults except for the varied field."""
         return [Case(**{**DEFAULT._asdict(), self.varied: value}) for value in self.values]
 
     @property
@@ -81,7 +81,7 @@ class Panel:
 
     @property
     def label(self) -> str:
-        """The fields that are fixed, for the title."""
+        """The fixed fields, for the title."""
         fixed = [name for name in Case._fields if name != self.varied]
         return ", ".join(f"{_SYMBOLS[name]} = {getattr(DEFAULT, name):g}" for name in fixed)
 
@@ -144,7 +144,7 @@ def run(quick: bool) -> Result:
 
 
 def compute(scale: Scale) -> Results:
-    """Return the sweep of every sampler that has enough users, at every case of the panels."""
+    """Return the sweeps of all samplers with enough users, for every case of the panels."""
     cases = list(dict.fromkeys(case for panel in scale.panels for case in panel.cases))
     cases.sort(key=lambda case: case.within_user_stddev)  # one population at a time in memory
     possible = [
@@ -173,7 +173,7 @@ def compute(scale: Scale) -> Results:
 
 
 def settings(scale: Scale, terms: str) -> list[str]:
-    """Return everything that was fixed."""
+    """Return sentences on all fixed settings."""
     rates = scale.grid.learning_rates
     return [
         f"Terms: {terms}.",
@@ -192,7 +192,7 @@ def settings(scale: Scale, terms: str) -> list[str]:
 
 
 def records(results: Results, panels: tuple[Panel, ...]) -> list[dict[str, object]]:
-    """Return the rows of table.csv: a sampler at a point of a panel."""
+    """Return the rows of table.csv, one per sampler and point of a panel."""
     rows: list[dict[str, object]] = []
     for panel in panels:
         for case in panel.cases:

@@ -1,4 +1,4 @@
-"""Charles et al. 2024, Appendix E: simulation of mean estimation, with sweeps of clip and step."""
+"""Charles et al. 2024, App. E: simulate mean estimation, with sweeps of clip and learning rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsim.server_optimizer import ServerOptimizer
 
 Array = npt.NDArray[np.float32]
 BETWEEN_USERS = 1.0  # σ₁
-_BLOCK = 8  # trials whose clips are computed at once: what is between fits into a cache
+_BLOCK = 8  # trials clipped at once; intermediate results fit in a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class Population:
     """Means and examples of all trials.
 
     Attributes:
-        means: (trials, d) float32, μ of each trial, which is estimated.
+        means: (trials, d) float32, the μ of each trial, to be estimated.
         examples: (trials, users, K, d) float32.
-        averages: (trials, users, d) float32, of all K examples of a user.
+        averages: (trials, users, d) float32, mean of all K examples of a user.
     """
 
     means: Array
@@ -46,8 +46,8 @@ def draw_population(
 
     Args:
         shape: (trials, users, K, d).
-        within_user_stddev: σ₂ >= 0. Populations that differ in it alone have the same μ and μ_u.
-        seed: of the draws.
+        within_user_stddev: σ₂ >= 0. Populations that differ only in σ₂ have the same μ and μ_u.
+        seed: seed of the draws.
     """
     trials, users, _, dimension = shape
     source = np.random.default_rng(seed)
@@ -71,18 +71,18 @@ def make_plan(
     learning_rate: float,
     seed: int,
 ) -> RoundPlan:
-    """Return the plan of one setting; all in a sweep differ in clip, step and noise alone.
+    """Return the plan of one setting; plans of a sweep differ only in clip, step and noise.
 
     Args:
-        sampling: of units.
-        group_size: G of ULS; None in ELS, where a unit is an example.
-        pool_size: units that a coin is flipped on.
+        sampling: sampling of units.
+        group_size: G of ULS; None for ELS, where a unit is an example.
+        pool_size: number of units that are sampled from.
         units_per_user: 1 in ULS, G in ELS.
         noise_multiplier: σ.
-        l2_clip_norm: of a unit's gradient, which is then divided by it (App. F), so that one
-            range of learning rates suits every clip.
-        learning_rate: of SGD, on that normalised scale.
-        seed: of coins, groups and noise.
+        l2_clip_norm: clip norm of a unit's gradient, which is then divided by it (App. F), so one
+            range of learning rates suits all clip norms.
+        learning_rate: learning rate of SGD, on that normalised scale.
+        seed: seed of coins, groups and noise.
     """
     return RoundPlan(
         strategy="els" if group_size is None else "uls",
@@ -103,13 +103,13 @@ def make_plan(
 def unit_values(
     population: Population, units: npt.NDArray[np.int64], plan: RoundPlan, round: int
 ) -> Array:
-    """Return (len(units), d): an example, or the average of a fresh group of a user's examples.
+    """Return (len(units), d): examples, or averages of a random group of a user's examples.
 
     Args:
-        population: of all trials.
-        units: indices into users, or examples, of all trials in one row.
-        plan: its task names G; a group is a uniform subset, drawn again each round.
-        round: from 0.
+        population: population of all trials.
+        units: indices of users, or examples, counted over all trials.
+        plan: plan, whose task has G; a group is a uniform subset, newly drawn in each round.
+        round: round number, from 0.
     """
     size, dimension = plan.task.options["group_size"], population.examples.shape[-1]
     if size is None:
@@ -124,13 +124,13 @@ def unit_values(
 
 
 def simulate(population: Population, plans: Sequence[RoundPlan], rounds: int) -> torch.Tensor:
-    """Return (trials, len(plans), d): the estimate of each plan, from 0, after `rounds` rounds.
+    """Return (trials, len(plans), d): the estimate of each plan after `rounds` rounds from 0.
 
-    The loss of an example is half the squared distance to it. One trial draws what
-    `plan.cohort` and `plan.noise` give; of more, all flip their coins in one row.
+    The loss of an example is half the squared distance to it. One trial draws from `plan.cohort`
+    and `plan.noise`; several trials share one draw of coins over all their units.
     """
     first, trials = plans[0], len(population.examples)
-    # What the clip leaves alone it multiplies by its largest factor, 1/C: so also a zero.
+    # The clip multiplies short updates, including zero, by its largest factor 1/C.
     zero = {"estimate": torch.zeros(1)}
     largest = torch.tensor([plan.clip.factors(zero)["estimate"] for plan in plans])[:, None]
     scale = first.estimator.sensitivity(1.0)  # 1/(qW)
@@ -180,7 +180,7 @@ def clipped_sum(
 def _by_trial(
     values: Array, trial: npt.NDArray[np.int64], trials: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return values as (trials, most units, d) and which are there; `trial` is ascending."""
+    """Return values as (trials, most units, d), with a mask of real units; `trial` ascends."""
     counts = np.bincount(trial, minlength=trials)
     position = np.arange(len(trial)) - np.repeat(np.cumsum(counts) - counts, counts)
     width = max(int(counts.max()), 1)
@@ -198,8 +198,8 @@ class Sampler:
     """ELS, or ULS with a group size.
 
     Attributes:
-        level: "example" or "user": what a coin is flipped on.
-        group_size: G.
+        level: sampled unit, "example" or "user".
+        group_size: group size G.
     """
 
     level: str
@@ -207,16 +207,16 @@ class Sampler:
 
     @property
     def label(self) -> str:
-        """Its name in tables and pictures."""
+        """Name in tables and pictures."""
         return "ELS" if self.level == "example" else f"ULS, G = {self.group_size}"
 
     @property
     def units_per_user(self) -> int:
-        """Units of the pool that one user owns."""
+        """Number of units of one user in the pool."""
         return self.group_size if self.level == "example" else 1
 
     def sampling(self, budget: int, num_users: int) -> PoissonSampling:
-        """Return the sampling by which a round takes `budget` gradients in expectation."""
+        """Return the sampling with `budget` expected gradients per round."""
         return PoissonSampling(budget / (self.group_size * num_users))
 
 
@@ -229,7 +229,7 @@ class Grid:
 
     @property
     def settings(self) -> list[tuple[float, float]]:
-        """All pairs."""
+        """All pairs of clip norm and learning rate."""
         return [*product(self.clip_norms, self.learning_rates)]
 
 
@@ -248,17 +248,17 @@ class Sweep:
     errors: Errors
 
     def best(self, trials: slice = slice(None)) -> int:
-        """Return the setting with the least mean error over some of the trials."""
+        """Return the index of the setting with the least mean error over some trials."""
         return int(self.errors[trials].mean(axis=0).argmin())
 
     @property
     def errors_of_best(self) -> Errors:
-        """(trials,), of the setting that is best over the same trials, as the paper reports."""
+        """Errors, (trials,), of the best setting over the same trials, as in the paper."""
         return self.errors[:, self.best()]
 
     @property
     def errors_of_second_half(self) -> Errors:
-        """(trials/2,), of the second half of the trials at the setting best on the first."""
+        """Errors, (trials/2,), on the second half of trials, of the first half's best setting."""
         half = len(self.errors) // 2
         return self.errors[half:, self.best(slice(half))]
 
@@ -280,17 +280,17 @@ def run_sweeps(
     rounds: int,
     seed: int,
 ) -> list[Sweep]:
-    """Return the sweep at each ε, all on the same draws.
+    """Return the sweep at each ε, all with the same draws.
 
     Raises:
-        ConfigError: a budget that the population cannot make.
+        ConfigError: the population is too small for the budget.
     """
     _, users, owned, _ = population.examples.shape
     if sampler.level == "example" and sampler.group_size != owned:
         raise ValueError(f"group_size = {sampler.group_size}: ELS pools all {owned} examples here")
     sampling = sampler.sampling(budget, users)
     sigmas = [
-        calibrate_noise_multiplier(  # by the pld accountant, or the mixture for examples
+        calibrate_noise_multiplier(  # pld accountant for users, mixture for examples
             sampling=sampling,
             units_per_user=sampler.units_per_user,
             rounds=rounds,

@@ -1,11 +1,11 @@
 """Charles et al. 2024, §3, App. C, Figures 2 and 6: noise of ELS and ULS at equal ε and compute.
 
-The variance of the noise on a coordinate of the gradient estimate (eqs 5 and 6), when both
-samplers keep the same ε and compute the same B gradients a round in expectation. ULS holds its
-cohort at M users and takes G = B/M examples of each.
+The study computes the noise variance of a coordinate of the gradient estimate (eqs 5 and 6). Both
+samplers have the same ε and compute the same expected number B of gradients per round. ULS has a
+fixed cohort of M users and uses G = B/M examples of each.
 
-`alike`: all gradients of a user point the same way, L_ULS = L_ELS. `diverse`: they are orthogonal,
-L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); at most 1 is condition (7).
+`alike`: all gradients of a user are equal, L_ULS = L_ELS. `diverse`: they are orthogonal,
+L_ULS = L_ELS/√G. A ratio is var(ELS)/var(ULS); condition (7) says that it is at most 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TERMS = (
 class Point(NamedTuple):
     """Noise at one (ε, M, G_ULS): of ELS, and of ULS for alike and for diverse gradients.
 
-    Variances are of a coordinate, in the unit of the squared gradient; ratios are ELS over ULS.
+    Variances are per coordinate, in the unit of the squared gradient; ratios are ELS over ULS.
     """
 
     epsilon: float

@@ -1,15 +1,15 @@
 """Charles et al. 2024, §4 and App. J.1, Figures 3, 4, 14 and 15: ULS and ELS on real text.
 
-Speakers of Shakespeare's plays as users, or those of a file (`--data`), and token embeddings of
-`tiny-gpt` trained by SGD for 12 rounds. Group sizes and cohorts are those of `fedsim plan`: the
-median user size for ELS, Estimate-and-Double for ULS. A budget is the expected gradients a round.
-The learning rate is tuned for every line; the clip norm is 0.25, which all lines chose where it was
-tuned, too. With `--model` adapters of that model are trained instead, by Adam for 8 rounds, and the
-clip norm is the planned one.
+Users are speakers of Shakespeare's plays, or users of a file (`--data`). SGD trains the token
+embeddings of `tiny-gpt` for 12 rounds. Group sizes and cohorts come from `fedsim plan`: the median
+user size for ELS, Estimate-and-Double for ULS. A budget is the expected number of gradients per
+round. The learning rate is tuned for every line. The clip norm is 0.25, the choice of all lines in
+an earlier tuning. With `--model`, Adam trains adapters of that model for 8 rounds instead, with the
+planned clip norm.
 
-The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds; the plays have
-898 users, so its large noise is the rule. There ULS is at least as good everywhere on Stack
-Overflow, and ELS in front on CC-News where the budget or ε is small.
+The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds. The plays have
+only 898 users, so the noise is large. In the paper, ULS is at least as good in all settings on
+Stack Overflow, and ELS is better on CC-News if the budget or ε is small.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedsim.sweep.cells import Cell, parse_variation
 from fedsim.utils.terminal import status_when_slow
 
 EPSILONS, BUDGETS = (1, 4, 16, 64), (32, 128, 512)
-PRETRAINED_EPSILONS, PRETRAINED_BUDGETS = (2, 16), (16, 64)  # each gradient takes long
+PRETRAINED_EPSILONS, PRETRAINED_BUDGETS = (2, 16), (16, 64)  # few: each gradient takes long
 QUICK_EPSILONS, QUICK_BUDGETS = (4,), (32,)
 RATES, FILE_RATES, PRETRAINED_RATES = "0.1,0.4,1.6", "0.1,0.4,1.6,6.4", "0.01,0.03,0.1"
 CLIP = "strategy.clip.l2_clip_norm=0.25"
@@ -44,7 +44,7 @@ CLIP = "strategy.clip.l2_clip_norm=0.25"
 
 @cache
 def planned(epsilon: float, budget: float, options: Options) -> StrategyComparison:
-    """Return the plans that `fedsim plan` compares for the base config at this ε and budget."""
+    """Return the plans of `fedsim plan` for the base config at this ε and budget."""
     config = options.base(f"privacy.epsilon={epsilon}", "strategy.cohort_size=32")
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     with status_when_slow(f"planning {budget:g} gradients a round at epsilon {epsilon:g}"):
@@ -67,20 +67,20 @@ def grid(quick: bool, options: Options) -> Iterator[Cell]:
 
 
 class Recommendation(NamedTuple):
-    """The strategy that `fedsim plan` recommended at one ε and budget, and the better one.
+    """The recommendation of `fedsim plan` at one ε and budget, and the better strategy.
 
     Attributes:
-        epsilon: of the promise, as typed.
-        budget: gradients a round, as typed.
-        recommended: strategy.
-        better: the strategy with the smaller mean loss; "" without a common seed.
-        gap: loss of ULS minus loss of ELS, the mean over seeds; None without a common one.
-        gap_low: of its paired 95 % interval over seeds, which is a point for one seed.
-        gap_high: likewise.
-        unpaired: half the width that the interval would have unpaired; None for one seed.
-        group_size: of ULS.
+        epsilon: ε of the promise, as typed.
+        budget: gradients per round, as typed.
+        recommended: recommended strategy.
+        better: strategy with the smaller mean loss; "" without a common seed.
+        gap: mean over seeds of the loss of ULS minus that of ELS; None without a common seed.
+        gap_low: lower end of its paired 95 % interval over seeds; equal to `gap` for one seed.
+        gap_high: upper end of that interval.
+        unpaired: half the width of the unpaired interval; None for one seed.
+        group_size: group size of ULS.
         diversity: L_ELS / L_ULS(G), measured at the starting model.
-        needed: of the diversity, for ULS to have the smaller noise (condition 7).
+        needed: minimum diversity at which ULS has the smaller noise (condition 7).
     """
 
     epsilon: str
@@ -97,7 +97,7 @@ class Recommendation(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the paired interval leaves zero out."""
+        """Whether the paired interval excludes zero."""
         if self.unpaired is None or self.gap_low is None or self.gap_high is None:
             return False
         return not self.gap_low <= 0.0 <= self.gap_high
@@ -111,7 +111,7 @@ class Recommendation(NamedTuple):
 
 
 def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) -> Recommendation:
-    """Return the recommendation beside two lines; their gap is over common seeds."""
+    """Return the recommendation and the gap of both lines over their common seeds."""
     pair = difference(uls.name, els.name, uls.counted_losses, els.counted_losses)
     gap = None if pair is None else pair.loss
     size = comparison.uls.noise.group_size
@@ -133,7 +133,7 @@ def compare(comparison: StrategyComparison, uls: CellResult, els: CellResult) ->
 
 
 def recommendations(measurement: GridResult, options: Options) -> list[Recommendation]:
-    """Return the recommendation of each budget and ε beside its runs."""
+    """Return the recommendation and the gap for each budget and ε."""
     rows = []
     for budget, epsilon in product(
         distinct(measurement.lines, "budget"), distinct(measurement.lines, "epsilon")
@@ -147,7 +147,7 @@ def recommendations(measurement: GridResult, options: Options) -> list[Recommend
 
 
 def counts(rows: Sequence[Recommendation]) -> list[str]:
-    """Return how often each strategy is better and the plan is right, and what pairing saves."""
+    """Return counts of better strategies and right plans, and the effect of pairing by seed."""
     right = sum(row.better == row.recommended for row in rows)
     uls = sum(row.better == "uls" for row in rows)
     told = [row for row in rows if row.clear]
@@ -195,7 +195,7 @@ def picture(measurement: GridResult) -> Figure:
 
 
 def study(options: Options) -> Trained:
-    """Return the study of the small network, or of the adapters of a pre-trained model."""
+    """Return the study of the small network, or of adapters of a pre-trained model."""
     rates = RATES if options.data is None else FILE_RATES
     if options.model is not None:
         rates = PRETRAINED_RATES

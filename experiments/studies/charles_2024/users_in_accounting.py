@@ -1,9 +1,10 @@
 """Charles et al. 2024, §4, Figure 5: hypothetical populations in the accounting.
 
-The data stay as they are, and the noise is that which would keep ε if there were 10 or 100 times
-the users, each drawn as much more rarely. That is a hypothetical: no run here keeps that promise.
+The data stay the same. The noise is the amount that would give ε with 10 or 100 times as many
+users, each sampled 10 or 100 times less often. This is hypothetical: no run here keeps that
+promise.
 
-The paper finds that ELS gains more from users, and ULS more from compute (CC-News, ε = 4).
+The paper finds that more users help ELS more, and more compute helps ULS more (CC-News, ε = 4).
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def grid(quick: bool) -> Iterator[Cell]:
 
 
 def hypothetical_noise(config: Config, times: int) -> float:
-    """Return the noise multiplier that is enough for `times` the users.
+    """Return the noise multiplier that would be enough with `times` as many users.
 
-    The cohort stays as large as it is, so the probability of each is a `times`-th.
+    The cohort size stays the same, so the sampling probability is divided by `times`.
     """
     materials = load_materials(config.seed, config.data, config.model, "cpu")
     plan = build_plan(with_noise(config, 1.0), materials)

@@ -1,12 +1,13 @@
 """Choquette-Choo et al. 2023, arXiv:2306.08153: samplers and correlated noise at one promise.
 
-56 rounds, and cohorts of about 32 and 128 users that make whole passes: on the 898 speakers 2 and
-8, so that balanced sampling and BLT (28 and 7 whole groups) have the very cohorts of the others. Of
-a file (`--data`) with many users one pass is the least. Cyclic sampling has four groups, without
-and with four bands. Every line has the same learning rate, seeds and expected gradients.
+Runs have 56 rounds, and cohorts of about 32 and 128 users that give whole passes: 2 and 8 on the
+898 speakers. So balanced sampling and BLT (28 and 7 whole groups) have the same cohort sizes as the
+others. For a file (`--data`) with many users, the minimum is one pass. Cyclic sampling has four
+groups, without and with four bands. All lines have the same learning rate, seeds and expected
+gradients.
 
-The paper finds amplified banded noise at least as good at every ε as the better of independent
-noise with amplification and correlated noise without it (CIFAR-10 and Stack Overflow).
+The paper finds that banded noise with amplification is at every ε at least as good as independent
+noise with amplification and as correlated noise without it (CIFAR-10 and Stack Overflow).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ QUICK_COHORT = 8
 
 
 def _ways(users: int, passes: int, rounds: int) -> dict[str, tuple[str, ...]]:
-    """Return the keys of each way in which a user takes part that many times on average."""
+    """Return the config keys of each way with `passes` mean participations of each user."""
     size = f"strategy.cohort_size={users * passes / rounds}"
     cyclic = "strategy.sampling.kind=cyclic"
     return {
@@ -53,7 +54,7 @@ def _quick_ways() -> dict[str, tuple[str, ...]]:
 
 
 def ways(quick: bool, options: Options) -> dict[int, dict[str, tuple[str, ...]]]:
-    """Return the keys of each way, by the size of the cohort."""
+    """Return the config keys of each way, by cohort size."""
     if quick:
         return {QUICK_COHORT: _quick_ways()}
     users, rounds = options.num_users, options.rounds or ROUNDS
@@ -75,7 +76,7 @@ def grid(quick: bool, options: Options) -> Iterator[Cell]:
 
 
 def notes(result: GridResult) -> Sequence[str]:
-    """Return each way's loss against Poisson's, seed by seed."""
+    """Return sentences that compare each way's loss with Poisson's, seed by seed."""
     lines = {tuple(line.settings.values()): line for line in result.lines}
     said = []
     for (epsilon, cohort, way), line in lines.items():

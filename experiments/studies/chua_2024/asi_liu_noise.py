@@ -1,16 +1,16 @@
 """Chua et al. 2024, Figures 3 and 7: noise of the Asi & Liu filter and of User-wise DP-SGD.
 
-Effective noise is the standard deviation of the noise on a coordinate of the gradient estimate, of
-User-wise DP-SGD with clip norm C, σ C/n, and of the filter with concentration radius τ, which
-takes all N users every round. `printed` is the scale of Algorithm 3, τ √(8 log(e^ε T/δ)) σ/N, σ
-calibrated to (ε/2, δ/2); `proved` is 24 τ z/N, z calibrated by this project's own proof, for the
-filter of strategy `asi-liu`. A crossing is the τ/C below which the filter adds less noise; the
-paper: only if τ/C < 0.1.
+Effective noise is the standard deviation of the noise on a coordinate of the gradient estimate.
+User-wise DP-SGD with clip norm C has σ C/n. The filter with concentration radius τ uses all N users
+in every round. `printed` is the scale of Algorithm 3, τ √(8 log(e^ε T/δ)) σ/N, with σ calibrated to
+(ε/2, δ/2). `proved` is 24 τ z/N for the filter of strategy `asi-liu`, with z calibrated by this
+project's own proof. A crossing is the τ/C below which the filter adds less noise; the paper states
+τ/C < 0.1.
 
-The figures have a panel for each number k of records a user. k stands in neither formula; it acts
-through the data. So the second part measures the τ/C that users' gradients need at the starting
-model, for several k: the least τ with which the score reaches 4N/5, over C, the median norm of the
-gradients, to which all are clipped. `concentration.csv` has the numbers.
+The paper's figures have a panel for each number k of records per user. Neither formula contains k;
+it acts through the data. So the second part measures, for several k, the τ/C that users' gradients
+need at the starting model. τ is the smallest radius with a score of 4N/5. C is the median norm of
+the gradients, and all are clipped to it. `concentration.csv` has the numbers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ TERMS = (
 
 
 class Point(NamedTuple):
-    """Noise at one (ε, T, n): standard deviations of a coordinate over C; of the filter at τ = C.
+    """Noise at one (ε, T, n): standard deviation of a coordinate over C; for the filter at τ = C.
 
-    The filter's noise is proportional to τ, so each crossing is a ratio of two of them.
+    The filter's noise is proportional to τ, so a crossing is the ratio of two of them.
     """
 
     epsilon: float
@@ -150,12 +150,12 @@ def compute(epsilon: float, rounds: int, cohort_size: int) -> Point:
 
 
 def printed_sensitivity(epsilon: float, rounds: int) -> float:
-    """Return √(8 log(e^ε T/δ))/N: what line 14 of Algorithm 3 multiplies σ τ by."""
+    """Return √(8 log(e^ε T/δ))/N, the factor of σ τ in line 14 of Algorithm 3."""
     return math.sqrt(8.0 * (epsilon + math.log(rounds / DELTA))) / NUM_USERS
 
 
 def draw(points: list[Point], measured: list[Measured]) -> Figure:
-    """Draw noise against τ/C, a panel for each ε, at the first T; and the measured τ/C."""
+    """Draw noise against τ/C at the first T, with a panel for each ε, and the measured τ/C."""
     epsilons = sorted({point.epsilon for point in points})
     rounds = min(point.rounds for point in points)
     figure, panes = panels(

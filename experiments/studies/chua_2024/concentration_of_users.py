@@ -17,14 +17,14 @@ from fedsim.seeding import stream
 from fedsim.strategies.asi_liu.filter import Matrix, distances
 from fedsim.tensors import l2_norm
 
-SCORE = 0.8  # of the number of users: the threshold of Algorithm 3
+SCORE = 0.8  # threshold of Algorithm 3, as a share of the number of users
 
 
 class Measured(NamedTuple):
     """The concentration of some users' averaged gradients of `group_size` examples each.
 
     `clip_norm` is the median norm of the gradients, and each is clipped to it. `needed_radius` is
-    the least τ whose score then reaches 4N/5; `needed_ratio` is it over the clip norm.
+    the smallest τ with a score of at least 4N/5; `needed_ratio` is the radius over the clip norm.
     """
 
     num_users: int
@@ -40,9 +40,9 @@ def measure(
     """Return the concentration of the same users for each group size; seed 0, no training.
 
     Args:
-        num_users: how many, chosen by chance.
-        group_sizes: examples a user.
-        pretraining_steps: of tiny-gpt; None for its own number, 0 for a random starting model.
+        num_users: number of users, chosen at random.
+        group_sizes: numbers of examples per user.
+        pretraining_steps: steps of tiny-gpt; None for its default, 0 for a random starting model.
     """
     model = {} if pretraining_steps is None else {"pretraining_steps": pretraining_steps}
     config = parse_config({"model": model})
@@ -62,6 +62,6 @@ def measure(
 
 
 def needed_radius(between: Matrix) -> float:
-    """Return the least τ at which 4/5 of all pairs, a user with itself included, are within it."""
+    """Return the smallest τ with 4/5 of all pairs (including self-pairs) within distance τ."""
     place = math.ceil(SCORE * between.size) - 1
     return float(np.partition(between.ravel(), place)[place])

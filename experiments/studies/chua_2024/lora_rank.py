@@ -1,10 +1,10 @@
 """Chua et al. 2024, App. C, Table 8: full fine-tuning and LoRA adapters of several ranks.
 
-Fewer parameters mean less noise in all, and less to train with. `tiny-gpt` has 1 M parameters, so
-a rank is a larger share of it than of GPT-2.
+Fewer parameters mean less total noise, but less capacity. `tiny-gpt` has 1 M parameters, so a rank
+is a larger share of it than of GPT-2.
 
-The paper finds adapters and full fine-tuning close without privacy, with the rank of little
-influence (GPT-2, Enron and BookSum).
+The paper finds that adapters and full fine-tuning are close without privacy, and that the rank has
+little influence (GPT-2, Enron and BookSum).
 """
 
 from __future__ import annotations

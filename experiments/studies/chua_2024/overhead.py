@@ -1,15 +1,15 @@
 """Chua et al. 2024, App. C.4, Table 12: time of each part of a private round.
 
-The paper times a step with and without privacy. Here a round is taken apart: forward and backward
-over its texts in large padded batches (the floor, which training without privacy pays too); the
-engine's clipped sum, beyond that; the same through Flower's messages, beyond that; estimate and
-noise; the server's step; the ledger's charge and the budget's check.
+The paper times a step with and without privacy. This study splits the time of a round. The floor is
+forward and backward over its texts in large padded batches, as in training without privacy. Further
+parts are the extra time of the engine's clipped sum, the extra time of Flower's messages, estimate
+and noise, the server's step, and the ledger's charge with the budget's check.
 
-The check is made once a run, and a round of it is counted: longer runs pay less a round. Reading
-the texts is part of the floor. `least` and `most` are of the rounds.
+The check is done once per run and divided by the rounds, so it costs longer runs less per round.
+The floor includes reading the texts. `least` and `most` are over rounds.
 
-The paper has 1.06 to 1.09 times for User-wise DP-SGD and 1.04 to 1.06 for Group Privacy: GPT-2
-small to large, LoRA of rank 32, 1,024 sequences a step, ten a unit, on an A100.
+The paper reports factors of 1.06 to 1.09 for User-wise DP-SGD and 1.04 to 1.06 for Group Privacy:
+GPT-2 small to large, LoRA of rank 32, 1,024 sequences per step, ten per unit, on an A100.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Measured:
     """Measured rounds of one strategy.
 
     Attributes:
-        name: of the strategy.
-        terms: of the ε that the noise is calibrated to.
-        stages: a round each.
-        num_units: a round each.
-        num_gradients: a round each.
+        name: name of the strategy.
+        terms: terms of the ε that the noise is calibrated to.
+        stages: stages of each round.
+        num_units: number of units of each round.
+        num_gradients: number of gradients of each round.
     """
 
     name: str
@@ -141,7 +141,7 @@ def run(quick: bool) -> Result:
 
 
 def count(strategy: Measured) -> str:
-    """Return a strategy's ratio to training without privacy, and a round timed in one piece."""
+    """Return a sentence on a strategy's ratio to non-private training, and its round's time."""
     return (
         f"{strategy.name.upper()}: a private round takes {strategy.parts.ratio:.2f} times the "
         f"{strategy.parts.non_private:.4g} s of gradients and step; in one piece "
@@ -150,7 +150,7 @@ def count(strategy: Measured) -> str:
 
 
 def configs(quick: bool) -> tuple[Config, Config, Materials]:
-    """Return ULS, ELS at the same expected gradients a round, and what both train on."""
+    """Return ULS, ELS with the same expected gradients per round, and the materials of both."""
     uls, els = (
         trained.quick_config(config) if quick else config
         for config in (
@@ -164,7 +164,7 @@ def configs(quick: bool) -> tuple[Config, Config, Materials]:
 
 
 def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
-    """Return the stages of some rounds, computed by this process as the only worker."""
+    """Return the stages of some rounds, with this process as the only worker."""
     rounds, repetitions = (QUICK_ROUNDS, QUICK_REPETITIONS) if quick else (ROUNDS, REPETITIONS)
     with open_grid(config.executor) as grid:
         prepared: Prepared = prepare(config, materials, grid)
@@ -183,7 +183,7 @@ def time_rounds(config: Config, materials: Materials, quick: bool) -> Measured:
 
 
 def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
-    """Return a row for each strategy and part, then its total; least and most are of a round."""
+    """Return a row for each strategy and part, and its total; least and most are over rounds."""
     records: list[dict[str, object]] = []
     for strategy in measured:
         split = strategy.parts
@@ -209,7 +209,7 @@ def rows(measured: Sequence[Measured]) -> list[dict[str, object]]:
 
 
 def draw(measured: Sequence[Measured], note: str) -> Figure:
-    """Draw a stacked bar of seconds for each strategy; what is below zero is left out."""
+    """Draw a stacked bar of seconds for each strategy, without negative parts."""
     title = "Where the seconds of a private round go"
     figure, (axes,) = panels((9.0, 3.4), title, note, [[""]], x="seconds a round", y="")
     names = [strategy.name.upper() for strategy in measured]

@@ -1,12 +1,12 @@
 """Chua et al. 2024, Tables 3, 5 and 6: loss by the number of records that a user contributes.
 
-k records a user in Group Privacy (Algorithm 1) and User-wise DP-SGD (Algorithm 2, here `uls`),
-with `els`, which is Algorithm 1 priced by the mixture-of-Gaussians accountant, between them. A
-round draws 64 units on average: examples, or users whose k records are averaged, so `uls` computes
-up to k times more.
+The study compares k records per user in Group Privacy (Algorithm 1), User-wise DP-SGD (Algorithm 2,
+here `uls`) and `els` (Algorithm 1 with the mixture-of-Gaussians accountant). A round samples 64
+units on average: examples, or users with the average of k records. So `uls` computes up to k times
+as much.
 
-The paper finds small k better for Group Privacy at small ε, large k always better for User-wise
-DP-SGD, and User-wise DP-SGD in front, the more so at small ε. It has no row for the mixture
+The paper finds small k better for Group Privacy at small ε, and large k always better for User-wise
+DP-SGD. User-wise DP-SGD is better, especially at small ε. The paper has no row for the mixture
 accountant (`els`), which came later.
 """
 

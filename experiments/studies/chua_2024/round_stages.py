@@ -1,4 +1,4 @@
-"""Times of the stages of a private round, and what each adds to the one before."""
+"""Times of the stages of a private round, and the time that each stage adds."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Stages(NamedTuple):
-    """Median wall-clock seconds of one round, each stage with those of its kind before it.
+    """Median wall-clock seconds of one round's stages; `engine` includes `floor`, and so on.
 
     Attributes:
-        floor: texts read, then forward and backward over them in large batches.
-        engine: the clipped sum of the same texts, by the engine itself.
+        floor: reading texts, then forward and backward over them in large batches.
+        engine: clipped sum of the same texts, by the engine itself.
         executor: the same sum through Flower's messages.
-        release: the estimate, its norm, and noise on it.
-        step: the server optimizer.
-        charge: the ledger's.
-        budget: the round's share of the budget's check, which is made once a run.
-        whole: a round as it is run, without that check.
+        release: the estimate, its norm, and its noise.
+        step: step of the server optimizer.
+        charge: charge of the ledger.
+        budget: the round's share of the budget's check, which is done once per run.
+        whole: a complete round, without that check.
     """
 
     floor: float
@@ -64,7 +64,7 @@ class Stages(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Seconds of a round that add up to it; a difference of medians may be negative by chance."""
+    """Parts of a round, in seconds; a difference of medians may be negative by chance."""
 
     forward_backward: float
     clipping: float
@@ -75,7 +75,7 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The private round."""
+        """Seconds of the private round."""
         return sum(self)
 
     @property
@@ -85,12 +85,12 @@ class Parts(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The private round over training without privacy."""
+        """Seconds of the private round over those of training without privacy."""
         return self.total / self.non_private
 
 
 def parts(stages: Stages) -> Parts:
-    """Return the time that each stage adds to the one within it."""
+    """Return the time that each stage adds to the stage inside it."""
     return Parts(
         forward_backward=stages.floor,
         clipping=stages.engine - stages.floor,
@@ -115,7 +115,7 @@ class Prepared:
 
 
 def prepare(config: Config, materials: Materials, grid: Grid) -> Prepared:
-    """Return a run of the config, ready to be timed in this process and through a grid."""
+    """Return a prepared run of the config, for timing in this process and through a grid."""
     plan = build_plan(config, materials)
     task: Task = resolve("tasks", plan.task.name, "task")(materials, **plan.task.options)
     size = most_tokens_per_unit(materials, plan.task.options.get("group_size"))
@@ -131,15 +131,15 @@ def prepare(config: Config, materials: Materials, grid: Grid) -> Prepared:
 
 
 def measure(run: Prepared, round: int, repetitions: int) -> tuple[Stages, WeightedSum]:
-    """Return the stages of a round, timed in turns after one turn that is not counted.
+    """Return the stages of a round, timed in turns after one untimed turn.
 
     Args:
-        run: at its start: all rounds are measured at the starting parameters.
-        round: whose cohort is drawn, and whose noise.
-        repetitions: that the medians are of; the budget's check, which is long, is made once.
+        run: run at its start; all rounds are measured at the initial parameters.
+        round: round number, which determines cohort and noise.
+        repetitions: number of repetitions for the medians; the slow budget check runs once.
 
     Returns:
-        The times, and the round's sum: how many units and gradients it is of.
+        The times, and the round's sum with its numbers of units and gradients.
     """
     cohort = run.plan.cohort(round)
     total = run.executor.clipped_sum(run.parameters, cohort, run.plan.clip, round)
@@ -160,13 +160,13 @@ def measure(run: Prepared, round: int, repetitions: int) -> tuple[Stages, Weight
 def plain_gradient(
     model: LanguageModel, parameters: Tensors, units: Sequence[Unit], batch_size: int
 ) -> dict[str, torch.Tensor]:
-    """Return Σ w·(mean gradient) over units, unclipped: what training without privacy computes.
+    """Return the unclipped Σ w·(mean gradient) over units, as in training without privacy.
 
     Args:
         model: the network.
-        parameters: where the gradients are taken.
-        units: with any number of examples of any length.
-        batch_size: sequences at a time; alike ones together, so that little is padding.
+        parameters: parameters of the gradients.
+        units: units with any number of examples of any length.
+        batch_size: sequences per batch; similar lengths are batched together, to save padding.
     """
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
     total = zeros_like(parameters)
@@ -221,16 +221,17 @@ def _floor_name(batch_size: int) -> str:
 
 
 def _release(plan: RoundPlan, total: WeightedSum, round: int) -> dict[str, torch.Tensor]:
-    values = {name: value.clone() for name, value in total.values.items()}  # of many repetitions
+    # Copied, as a release changes the sum in place.
+    values = {name: value.clone() for name, value in total.values.items()}
     return release_(
         values, plan.estimator.factor(total), plan.noise_stddev, plan.draws.noise(round)
     )[0]
 
 
 def _check_budget(run: Prepared) -> None:
-    """Count the rounds that the budget pays for, as a run does before its first.
+    """Count the rounds within the budget, as a run does before its first round.
 
-    Nothing that this process computed before is remembered: a run has a process of its own.
+    Caches are cleared first, as a run starts with a new process.
     """
     certified.cache_clear()
     single_round.cache_clear()

@@ -1,9 +1,9 @@
 """Chua et al. 2024, §4.1 and §5.1, Tables 2, 4 and 7: rules that select a user's records.
 
-Group Privacy (Algorithm 1, priced by black-box group privacy) and User-wise DP-SGD (Algorithm 2,
-here `uls`) with two records a user, chosen by each rule. Perplexity is that of the starting model.
-Both draw about 96 units a round: examples in the one, users in the other, whose two records are
-averaged.
+The study runs Group Privacy (Algorithm 1 with black-box group privacy) and User-wise DP-SGD
+(Algorithm 2, here `uls`) with two records per user, chosen by each rule. Perplexity is that of the
+starting model. Both sample about 96 units per round: examples in the former; users, with the
+average of their two records, in the latter.
 
 The paper finds the longest sequences best for Group Privacy on Enron and no rule best on BookSum,
 and random chunks best for User-wise DP-SGD on both.
@@ -24,7 +24,7 @@ SIZES = {"group-privacy": "batch_size", "uls": "cohort_size"}
 
 
 def grid(quick: bool) -> Iterator[Cell]:
-    """Yield Group Privacy and User-wise DP-SGD with every selection that they take."""
+    """Yield Group Privacy and User-wise DP-SGD with every selection rule that they support."""
     for strategy, epsilon in product(SIZES, EPSILONS[-1:] if quick else EPSILONS):
         rules = RULES if strategy == "group-privacy" else (*RULES, "random-chunk")
         for rule in rules[:2] if quick else rules:

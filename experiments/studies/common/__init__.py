@@ -1,1 +1,1 @@
-"""Shared by studies: output files, figures, intervals, grids that train."""
+"""Code shared by studies: output files, figures, intervals, grids that train."""

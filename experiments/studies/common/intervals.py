@@ -1,4 +1,4 @@
-"""95 % intervals over trials, of a mean and of a ratio of paired means."""
+"""95 % intervals over trials for a mean and for a ratio of paired means."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ratio_interval(above: Values, below: Values) -> Interval:
 
     Args:
         above: (trials,).
-        below: (trials,), of the same trials; its mean is not 0.
+        below: (trials,), of the same trials, with a mean that is not 0.
     """
     ratio = float(above.mean() / below.mean())
     return _around(ratio, (above - ratio * below) / below.mean())

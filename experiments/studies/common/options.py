@@ -1,4 +1,4 @@
-"""Options of a study that trains: the texts of a file, and other ε, budgets, rounds and seeds."""
+"""Options of a study that trains: data file, ε, budgets, rounds and seeds."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from fedsim.experiments.studies.common.trained import Trained, split_of
 
 ON_A_FILE = ("data", "user_column", "text_column", "rounds", "seeds")
 USER, TEXT = "user", "text"
-SCORED = 4_000  # users: evaluation is much of a short run
+SCORED = 4_000  # maximum number of users in evaluation, a large part of a short run
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was typed after the name of a study; nothing typed leaves what the study has.
+    """The command-line options of a study; by default the study's own values.
 
     Attributes:
-        quick: whether the run is a quick one.
-        model: a pre-trained model whose adapters are trained.
-        data: a file or folder of texts, in place of the built-in ones.
-        user_column: of the file.
-        text_column: of the file.
-        epsilons: of the promises that are compared.
-        budgets: expected gradients a round that are compared.
-        rounds: of every run.
-        seeds: repetitions of every line.
+        quick: whether to run a quick version.
+        model: pre-trained model for adapters.
+        data: file or folder of texts, instead of the built-in texts.
+        user_column: column of the file with the user.
+        text_column: column of the file with the text.
+        epsilons: the compared ε.
+        budgets: the compared budgets, in expected gradients per round.
+        rounds: rounds of every run.
+        seeds: number of repetitions of every line.
 
     Raises:
-        ConfigError: a file that is absent, columns without a file, a number that is not above 0.
+        ConfigError: a file does not exist, columns are given without a file, or a number is not
+            above 0.
     """
 
     quick: bool = False
@@ -54,14 +55,14 @@ class Options:
     seeds: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse bad input before any work begins."""
+        """Check all options before any work begins."""
         if self.data is None:
             for name, column, usual in (
                 ("user", self.user_column, USER),
                 ("text", self.text_column, TEXT),
             ):
                 if column != usual:
-                    raise ConfigError(f"--{name}-column {column}: is of a file; give --data, too")
+                    raise ConfigError(f"--{name}-column {column}: needs a file; give --data, too")
         elif not self.data.exists():
             raise ConfigError(f"--data {self.data}: there is no such file")
         for option, values in (("epsilon", self.epsilons), ("budget", self.budgets)):
@@ -71,7 +72,7 @@ class Options:
 
     @property
     def typed(self) -> str:
-        """The options as a page quotes them: of files and folders their names alone."""
+        """The options as shown on a page; files and folders without their path."""
         words = {
             "model": Path(self.model).name if self.model else "",
             "data": self.data.name if self.data else "",
@@ -86,19 +87,19 @@ class Options:
 
     @property
     def subjects(self) -> list[str]:
-        """Model and file, where they are not the built-in ones, as a title says them."""
+        """Model and file for a title, unless they are built in."""
         model = [f"adapters of {Path(self.model).name}"] if self.model else []
         return [*model, *([self.data.name] if self.data else [])]
 
     def base(self, *overrides: str) -> Config:
-        """Return the config that the study begins from, with `key.path=value` laid over it.
+        """Return the base config of the study, with overrides `key.path=value`.
 
-        A file's number of users is counted and declared; δ is a tenth of its inverse, rounded
-        down to one digit. Both are public in a study. Of many users some are scored: about
-        `SCORED`, whose examples the training then lacks.
+        A file's users are counted and declared; δ is a tenth of the inverse of their number,
+        rounded down to one digit. Both are public in a study. With many users, only about `SCORED`
+        have held-out examples, which are not trained on.
 
         Raises:
-            ConfigError: an invalid value, or a file that cannot be read or lacks a column.
+            ConfigError: a value is invalid, or a file cannot be read or lacks a column.
         """
         ends = ("strategy.rounds", "training.evaluate_every", "training.checkpoint_every")
         rounds = [] if self.rounds is None else [f"{key}={self.rounds}" for key in ends]
@@ -125,7 +126,7 @@ class Options:
         return split_of(self.base("strategy.cohort_size=1")).user_sizes
 
     def settings(self) -> list[str]:
-        """Return sentences on a file's users and examples, and on rounds that were typed."""
+        """Return sentences on a file's users and examples, and on the given number of rounds."""
         rounds = [] if self.rounds is None else [f"Every run has {self.rounds} rounds."]
         if self.data is None:
             return rounds
@@ -141,7 +142,7 @@ class Options:
         if self.data is None:
             return ()
         keys = {
-            "source": str(self.data.resolve()),  # one name, from wherever the study is resumed
+            "source": str(self.data.resolve()),  # absolute: a resume may start in any folder
             "user_column": self.user_column,
             "text_column": self.text_column,
         }
@@ -163,11 +164,11 @@ def small_delta(num_users: int) -> float:
 
 @dataclass(frozen=True)
 class OnText:
-    """A study with options, as registered under `fedsim.studies`; called, it runs.
+    """A study with options, as registered under `fedsim.studies`; a call runs it.
 
     Attributes:
-        make: the study with the options.
-        takes: the names of its options.
+        make: function from options to the study.
+        takes: names of its options.
     """
 
     make: Callable[[Options], Trained]
@@ -176,14 +177,14 @@ class OnText:
     def __call__(
         self, out: Path, *, quick: bool, data: Sequence[Path] = (), **given: object
     ) -> None:
-        """Run it.
+        """Run the study.
 
         Raises:
-            ConfigError: a wrong option, or `out` is not a folder for a study.
-            RunsFailedError: a run failed; what the others gave is written.
+            ConfigError: an option is invalid, or `out` is not a folder for a study.
+            RunsFailedError: a run failed; the results of the others are written.
         """
         if len(data) > 1:
-            raise ConfigError(f"--data {data[1]}: a second file; this study takes one")
+            raise ConfigError(f"--data {data[1]}: a second file; this study accepts only one")
         file = data[0] if data else None
         options = Options(quick=quick, data=file, **given)  # type: ignore[arg-type]
         check_folder(out)

@@ -1,4 +1,4 @@
-"""Studies: what one computes, and the table, page and picture that it writes."""
+"""Studies: their results, and the table, page and picture that they write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DPI = 160
 
 @dataclass(frozen=True)
 class Table(tables.Table):
-    """A table for people: every column to the right."""
+    """A table for readers, with right-aligned columns."""
 
     left: Collection[int] = ()
 
@@ -61,9 +61,9 @@ class Table(tables.Table):
         """Return a table of records.
 
         Args:
-            records: a row each.
-            columns: head to the key of its values and how they are written: a format
-                specification, or a function.
+            records: one record per row.
+            columns: map from a head to the key of its values and their format: a format
+                specification or a function.
         """
         rows = [
             [
@@ -80,10 +80,10 @@ class Result:
     """Results of a study.
 
     Attributes:
-        settings: everything that was fixed, and what each ε is an ε of.
-        table: for people.
+        settings: sentences on all fixed settings, and on the terms of each ε.
+        table: table of the page.
         records: rows of `table.csv` with the same keys, at full precision.
-        figure: `picture.png`.
+        figure: figure of `picture.png`.
         notes: one-line counts and means over the rows.
         more: further CSV files by name, each as records.
         further: further tables of the page, by their head.
@@ -100,14 +100,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Study:
-    """A study, as registered under `fedsim.studies`; called, it runs.
+    """A study, as registered under `fedsim.studies`; a call runs it.
 
     Attributes:
-        name: as registered.
-        title: one line that says what is compared.
-        explanation: Markdown: what is shown, and of which paper's section; the module's docstring.
-        compute: the work, quick or whole.
-        options: what was typed after the name, as the page quotes it.
+        name: registered name.
+        title: one line on the comparison.
+        explanation: Markdown on the result and the paper's section; the module's docstring.
+        compute: function that computes the result, quick or whole.
+        options: command-line options, as shown on the page.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Study:
     options: str = ""
 
     def __call__(self, out: Path, *, quick: bool) -> None:
-        """Compute, and write table, page and picture into `out`.
+        """Compute the result, and write table, page and picture into `out`.
 
         Raises:
-            ConfigError: `out` is not a folder for a study, or another process is at one in it.
+            ConfigError: `out` is not a folder for a study, or another process is using it.
         """
         check_folder(out)
         with sole_writer(out):
@@ -129,8 +129,8 @@ class Study:
             self.show(result, out)
 
     def write(self, result: Result, out: Path, *, quick: bool) -> None:
-        """Write the files into `out`, replacing a former run's."""
-        # An ε stands with what it must be said with, where the columns do not say it.
+        """Write the files into `out`, replacing those of an earlier run."""
+        # Each ε needs its terms, unless the columns already state them.
         named = [text for text in result.settings if "unit: user" in text]
         terms = {"terms": named[0]} if named else {}
         for name, records in {**result.more, "table.csv": result.records}.items():
@@ -144,7 +144,7 @@ class Study:
             write_atomically(out / f"picture.{form}", stream.getvalue())
 
     def show(self, result: Result, out: Path) -> None:
-        """Print table, counts and settings, and where the files in `out` are."""
+        """Print table, counts and settings, and the paths of the files in `out`."""
         console = table_console()
         console.print(Text(self.title, style="bold"), result.table.rich())
         for sentence in (*result.notes, *result.settings):
@@ -172,17 +172,17 @@ class Study:
 def study(
     name: str, title: str, explanation: str | None
 ) -> Callable[[Callable[[bool], Result]], Study]:
-    """Return a decorator that makes a `Study` of its function of `quick`."""
+    """Return a decorator that turns a function of `quick` into a `Study`."""
     return lambda compute: Study(name, title, explanation, compute)
 
 
 def study_of_runs(
     name: str, title: str, explanation: str | None
 ) -> Callable[[Callable[[Path, bool], Result]], Callable[..., None]]:
-    """Return a decorator that makes a study of a function of the folder of its runs and `quick`.
+    """Return a decorator that turns a function of (folder of runs, `quick`) into a study.
 
-    Called, it raises `ConfigError` where `out` is not a folder for a study, or holds runs of
-    another version; finished runs in `out/runs` are not repeated.
+    Finished runs in `out/runs` are not repeated. A call raises `ConfigError` if `out` is not a
+    folder for a study, or has runs of another version.
     """
 
     def made(compute: Callable[[Path, bool], Result]) -> Callable[..., None]:
@@ -195,10 +195,10 @@ def study_of_runs(
 
 
 def check_folder(out: Path) -> None:
-    """Make the folder before the work begins.
+    """Create the folder before the work begins.
 
     Raises:
-        ConfigError: it cannot be made, or holds something that no study wrote.
+        ConfigError: it cannot be created, or has a file that is not from a study.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -206,12 +206,12 @@ def check_folder(out: Path) -> None:
         raise ConfigError(f"--out {out}: cannot be written: {error}") from None
     if strangers := sorted({path.name for path in out.iterdir()} - FILES):
         raise ConfigError(
-            f"--out {out}: holds {strangers[0]!r}, which no study wrote; name a new folder"
+            f"--out {out}: holds {strangers[0]!r}, which is not from a study; give a new folder"
         )
 
 
 def steps(work: Sequence[Step], description: str) -> Iterator[Step]:
-    """Iterate over the work with a bar on standard error, or a line of log every half minute."""
+    """Iterate over the work, with a progress bar on standard error or a log line every 30 s."""
     console = progress_console()
     if console.is_terminal:
         yield from track(work, description, console=console)
@@ -225,9 +225,9 @@ def steps(work: Sequence[Step], description: str) -> Iterator[Step]:
 def new_figure(width: float, height: float, title: str, note: str) -> Figure:
     """Return an empty figure, in inches, with a title above and a note of the terms below.
 
-    A note of more than three lines makes it higher.
+    A note of more than three lines makes the figure taller.
     """
-    first = note[0].upper() if note[0].isascii() else note[0]  # a δ stays a δ
+    first = note[0].upper() if note[0].isascii() else note[0]  # Greek letters stay lower case
     note = f"{first}{note[1:].removesuffix('.')}."
     lines = textwrap.wrap(note, int(width * 17))
     height += 0.14 * max(0, len(lines) - 3)
@@ -248,15 +248,15 @@ def panels(
     y: str,
     share: tuple[Share, Share] = (False, True),
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a panel for each head, and the panels row by row.
+    """Return a figure with a panel for each head, and the panels in row order.
 
     Args:
         size: width and height, in inches.
-        title: of the figure.
-        note: the terms, below.
+        title: title of the figure.
+        note: note below the figure, with the terms.
         heads: titles of the panels, by row.
-        x: label of the axis below the last row, of all columns or of each.
-        y: label of the axis left of the first column.
+        x: label of the x axis below the last row, for all columns or for each.
+        y: label of the y axis left of the first column.
         share: matplotlib's `sharex` and `sharey`.
     """
     figure = new_figure(*size, title, note)
@@ -271,7 +271,7 @@ def panels(
 
 
 def clean(axes: Axes, title: str = "", *, x: str = "", y: str = "") -> None:
-    """Set title and labels, remove the upper and right border, and rule lightly."""
+    """Set title and labels, remove the upper and right border, and draw a light grid."""
     axes.set_title(title, loc="left", fontsize=9, color=INK)
     axes.set_xlabel(x, fontsize=8, color=INK)
     axes.set_ylabel(y, fontsize=8, color=INK)
@@ -285,7 +285,7 @@ def clean(axes: Axes, title: str = "", *, x: str = "", y: str = "") -> None:
 
 
 def legend(figure: Figure, source: Axes | Sequence[Artist]) -> None:
-    """Draw the legend of some axes, or of given artists, right of all panels."""
+    """Draw the legend of axes, or of given artists, to the right of all panels."""
     if isinstance(source, Axes):
         handles, _ = source.get_legend_handles_labels()
     else:
@@ -294,7 +294,7 @@ def legend(figure: Figure, source: Axes | Sequence[Artist]) -> None:
 
 
 def listed(values: Iterable[float]) -> str:
-    """Return numbers side by side: `0.5, 2, 8`."""
+    """Return numbers as a list: `0.5, 2, 8`."""
     return ", ".join(f"{value:g}" for value in values)
 
 

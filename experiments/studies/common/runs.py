@@ -1,4 +1,4 @@
-"""Studies of single runs: the texts that they write, and runs that are made once."""
+"""Helpers for studies of single runs: write texts, and train a run only once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedsim.utils.files import write_atomically
 
 
 def trained_once(config: Config, out: Path) -> RunReport:
-    """Train, unless there is a finished run in `out`, and return its report.
+    """Train unless `out` has a finished run; return the report.
 
     Raises:
-        ConfigError: `out` holds a run of another config.
+        ConfigError: `out` has a run of another config.
     """
     folder = RunFolder(out)
     if folder.config.exists():
@@ -29,7 +29,7 @@ def trained_once(config: Config, out: Path) -> RunReport:
 
 
 def written(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write rows as JSONL, unless the very file is there: a store goes by a file's time."""
+    """Write rows as JSONL, unless an identical file exists: a store depends on a file's time."""
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
         write_atomically(path, content)

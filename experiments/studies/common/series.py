@@ -13,12 +13,12 @@ from fedsim.report.style import MUTED, colour
 
 
 def distinct(lines: Sequence[CellResult], key: str) -> list[str]:
-    """Return the values that a setting takes, in order of appearance; "source" is one too."""
+    """Return the distinct values of a setting, in order of appearance; "source" also works."""
     return list(dict.fromkeys(value_of(line, key) for line in lines))
 
 
 def value_of(line: CellResult, key: str) -> str:
-    """Return a setting as text; "" where a line does not have it."""
+    """Return a setting as text, or "" if a line does not have it."""
     return line.source if key == "source" else line.settings.get(key, "")
 
 
@@ -44,13 +44,13 @@ def draw(
 
     Args:
         measurement: the grid's losses.
-        x: the setting of the axis; values that are no numbers stand side by side.
-        series: the setting that a colour stands for.
-        panels: the setting that a panel stands for.
-        title: of the picture.
-        marks: label to position of vertical lines.
+        x: setting of the x axis; values that are not numbers are evenly spaced.
+        series: setting shown by colour.
+        panels: setting with one panel per value.
+        title: title of the picture.
+        marks: map from label to position of vertical lines.
 
-    A line of which a run diverged, failed or ended early has a cross at the upper edge.
+    A cross at the upper edge marks a line with a run that diverged, failed or ended early.
     """
     count = len(distinct(measurement.lines, panels))
     figure = new_figure(1.6 + 2.9 * count, 3.4, title, _note(measurement))
@@ -64,14 +64,14 @@ def draw(
 
 
 def picture(x: str, series: str, panels: str, title: str) -> Callable[[GridResult], Figure]:
-    """Return `draw` with these settings."""
+    """Return the function `draw` with these settings."""
     return lambda measurement: draw(measurement, x=x, series=series, panels=panels, title=title)
 
 
 def draw_rows(
     measurement: GridResult, *, series: str, rows: Sequence[tuple[str, str]], title: str
 ) -> Figure:
-    """Draw several rows of panels, each with the setting of its axis and of its panels."""
+    """Draw several rows of panels, each with its own setting for axis and panels."""
     counts = [len(distinct(measurement.lines, panels)) for _, panels in rows]
     figure = new_figure(1.6 + 2.4 * max(counts), 1.0 + 2.5 * len(rows), title, _note(measurement))
     axes = figure.subplots(len(rows), max(counts), squeeze=False, sharey=True)
@@ -107,7 +107,7 @@ def _note(measurement: GridResult) -> str:
 
 
 def _positions(axes: Axes, values: Sequence[str]) -> dict[str, float]:
-    """Return positions on the axis: the numbers themselves, or side by side for words."""
+    """Return positions on the axis: the numbers themselves, or even spacing for words."""
     try:
         positions = {value: float(value) for value in values}
     except ValueError:

@@ -32,29 +32,29 @@ CONFIG = files("fedsim.experiments") / "configs" / "study.toml"
 PRETRAINED = files("fedsim.experiments") / "configs" / "study-pretrained.toml"
 RUNS, MEASUREMENT = "runs", "measurement.json"
 QUICK = ("strategy.rounds=2", "data.held_out_limit=1", "training.evaluate_every=2")
-QUICK_START = "model.pretraining_steps=10"  # of a built-in model; others come as they are
+QUICK_START = "model.pretraining_steps=10"  # only for a built-in model
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A study that trains, as registered under `fedsim.studies`; called, it runs.
+    """A study that trains, as registered under `fedsim.studies`; a call runs it.
 
     Attributes:
-        name: as registered.
-        title: one line that says what is compared.
-        explanation: Markdown: what is shown, of which paper's section, and the paper's claim.
-        cells: the grid, quick or whole.
-        draw: the picture.
+        name: registered name.
+        title: one line on the comparison.
+        explanation: Markdown on the result, the paper's section and its claim.
+        cells: function that yields the grid, quick or whole.
+        draw: function that draws the picture.
         notes: one-line counts and means over the lines.
         more: further CSV files by name.
         further: further tables of the page, by their head.
-        settings: further sentences on what was fixed.
-        keys: what is tuned, cell by cell.
-        quick_keys: the same for a quick run; one value each.
-        seeds: repetitions of every line.
-        quick_seeds: the same for a quick run.
-        options: what was typed after the name, as the page quotes it.
-        compares: whether the folder gets the files of `fedsim compare`, too.
+        settings: further sentences on fixed settings.
+        keys: tuned keys with their values; each cell is tuned separately.
+        quick_keys: the same for a quick run, with one value per key.
+        seeds: number of repetitions of every line.
+        quick_seeds: number of repetitions in a quick run.
+        options: command-line options, as shown on the page.
+        compares: whether to write the files of `fedsim compare`, too.
     """
 
     name: str
@@ -74,11 +74,11 @@ class Trained:
     compares: bool = False
 
     def __call__(self, out: Path, *, quick: bool) -> None:
-        """Run the cells that are not finished, and write the study; runs stay in `out/runs`.
+        """Run the unfinished cells, and write the study; runs stay in `out/runs`.
 
         Raises:
             ConfigError: `out` is not a folder for a study.
-            RunsFailedError: a run failed; what the others gave is written.
+            RunsFailedError: a run failed; the results of the others are written.
         """
         work = partial(self.compute, out)
         Study(self.name, self.title, self.explanation, work, self.options)(out, quick=quick)
@@ -89,7 +89,7 @@ class Trained:
             raise RunsFailedError("\n".join(failures))
 
     def compute(self, out: Path, quick: bool) -> Result:
-        """Run the cells that are not finished in `out/runs`, and write `out/measurement.json`."""
+        """Run the unfinished cells in `out/runs`, and write `out/measurement.json`."""
         grid = [*self.cells(quick)]
         measurement = measure(
             grid,
@@ -122,12 +122,12 @@ class Trained:
 
 
 def base(*overrides: str, model: str | None = None) -> Config:
-    """Return the config that the studies begin from, with `key.path=value` laid over it.
+    """Return the base config of all studies, with overrides `key.path=value`.
 
     Args:
         overrides: `key.path=value`.
-        model: of a model that is pre-trained, a folder, a GGUF file or a hub id: its adapters are
-            trained then; None for the small network of the studies.
+        model: folder, GGUF file or hub id of a pre-trained model, to train its adapters; None
+            for the small network of the studies.
     """
     with as_file(CONFIG if model is None else PRETRAINED) as path:
         config = load_config(path, overrides, noise="seeded")
@@ -135,30 +135,30 @@ def base(*overrides: str, model: str | None = None) -> Config:
 
 
 def cell(source: str, settings: Mapping[str, object], config: Config, quick: bool) -> Cell:
-    """Return a cell called after its settings; a quick one trains two rounds."""
+    """Return a cell named after its settings; a quick cell trains two rounds."""
     texts = tuple((key, str(value)) for key, value in settings.items())
     name = ",".join([source, *(f"{key}={value}" for key, value in texts)])
     return Cell(name, quick_config(config) if quick else config, source, texts)
 
 
 def quick_config(config: Config) -> Config:
-    """Return the config with two rounds, little text to score, and a short start if built in."""
+    """Return the config with two rounds, little held-out text, and short (if any) pre-training."""
     built_in = config.model.name_or_path in names("models")
     return with_settings(config, (*QUICK, QUICK_START) if built_in else QUICK)
 
 
 def split_of(config: Config) -> Split:
-    """Return the training users and the examples of a config's texts."""
-    if config.model.name_or_path in names("models"):  # its tokenizer is what is needed here
+    """Return the split of a config's texts into training users and examples."""
+    if config.model.name_or_path in names("models"):  # only its tokenizer is needed
         config = with_settings(config, [QUICK_START])
     return load_materials(config.seed, config.data, config.model, "cpu").split
 
 
 def side_by_side() -> Runner:
-    """Return a runner of one run a core where Ray is installed: these runs are small."""
+    """Return a runner with one run per core if Ray is installed, as these runs are small."""
     allowed = getattr(
         os, "sched_getaffinity", None
-    )  # as `taskset` limits them; not on every system
+    )  # respects `taskset`; not available on every system
     cores = len(allowed(0)) if allowed else os.cpu_count() or 1
     if cores == 1 or importlib.util.find_spec("ray") is None:
         return one_after_another

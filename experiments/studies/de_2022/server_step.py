@@ -1,22 +1,22 @@
 """De et al. 2022, on text: does a private run end below its start, and how far?
 
-*Defaults*: a config that says ε, δ, cohort, rounds, group and sequence length, and nothing of clip
-or server; its learning rate is automatic. *Plan*: the config that `fedsim plan` writes for it, with
-the same expected gradients. *Auto*: the plan's sizes and clip with the automatic rate. In some
-cells a *grid* of twelve constant rates runs at the plan's sizes: Adam at three rates and two clip
-norms, SGD at six rates. SGD has normalised updates of norm 1: there a clip norm only scales the
-rate. The best of a grid is chosen on held-out text, which no ε here pays for.
+*Defaults* is a config with ε, δ, cohort, rounds, group and sequence length, but without keys for
+clip and server; its learning rate is automatic. *Plan* is the config that `fedsim plan` writes for
+it, with the same expected gradients. *Auto* has the plan's sizes and clip, and the automatic rate.
+In some cells a *grid* of twelve constant rates runs at the plan's sizes: Adam with three rates and
+two clip norms, SGD with six rates. SGD has normalised updates of norm 1, as a clip norm would only
+scale its rate. The best of a grid is chosen on held-out text; no ε here covers this choice.
 
 `tiny-gpt` trains on the built-in text and on every file of `--data` (JSON lines, columns `user` and
 `text`). A gain is the held-out loss at the start minus that at the end. The paper tunes rate and
-clip by hand; here the grid alone is tuned. The three constants of the automatic rate were chosen on
-these very texts (`docs/planning.md`).
+clip by hand; here only the grid is tuned. The three constants of the automatic rate were chosen on
+the same texts (`docs/planning.md`).
 
-The page of this repository has three files: the Ubuntu IRC logs of irc-disentanglement (Kummerfeld
-et al. 2019, CC-BY-4.0) by nick; the changelogs of source packages of Debian 12 by maintainer
-(`debian/changelog` of `apt-get source --diff-only`, an entry a row; 532 packages, whose sorted list
-has the SHA-256 603ff009…); the chats of PyPI's chitchat-dataset 0.9.0 (MIT; Myers et al. 2020) by
-sender, a turn a row.
+The page of this repository uses three files. First, the Ubuntu IRC logs of irc-disentanglement
+(Kummerfeld et al. 2019, CC-BY-4.0), by nick. Second, the changelogs of 532 source packages of
+Debian 12, by maintainer: one row per entry of `debian/changelog` from `apt-get source --diff-only`;
+the sorted list of packages has the SHA-256 603ff009…. Third, the chats of PyPI's chitchat-dataset
+0.9.0 (MIT; Myers et al. 2020), by sender, one row per turn.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ log = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Contest:
-    """Gains of defaults, plan, auto and the best of the grid in one cell, of the first seed."""
+    """Gains of defaults, plan, auto and the best of the grid, in one cell of the first seed."""
 
     setting: Setting
     gains: dict[str, float]
     best: str
 
     def share(self, way: str) -> float | None:
-        """Return a gain over the best of the grid; None where that is no gain, or none ran."""
+        """Return a gain over the grid's best gain; None if that is not positive or has no run."""
         if way not in self.gains or self.gains[self.best] <= 0.0:
             return None
         return self.gains[way] / self.gains[self.best]
@@ -91,7 +91,7 @@ class Contest:
 
 
 def contests(lines: Sequence[Line], num_steps: int) -> list[Contest]:
-    """Return the cells whose grid is complete; a run that diverged gains nothing."""
+    """Return the cells with a complete grid; a diverged run has gain 0."""
     cells: dict[Setting, dict[str, float]] = {}
     for line in lines:
         if 0 in line.starts:
@@ -137,7 +137,7 @@ def counts(lines: Sequence[Line], found: Sequence[Contest]) -> list[str]:
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """Return start, end and their paired difference for defaults and plan."""
+    """Return a table of start, end and their paired difference for defaults and plan."""
     heads = ("text", "cohort", "rounds", "ε", "way", "start", "end", "end − start", "below start")
     rows = []
     for line in lines:
@@ -161,7 +161,7 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def grid_of(found: Sequence[Contest]) -> Table:
-    """Return the best of each grid, and the gains of defaults, plan and auto over its gain."""
+    """Return a table of each grid's best, and the gains of defaults, plan and auto over it."""
     heads = ("text", "cohort", "rounds", "ε", "best of the grid", "its gain", DEFAULTS, PLAN, AUTO)
     rows = []
     for one in found:
@@ -200,7 +200,7 @@ def picture(lines: Sequence[Line], found: Sequence[Contest]) -> Figure:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """The study, as registered under `fedsim.studies`; called, it runs."""
+    """The study, as registered under `fedsim.studies`; a call runs it."""
 
     takes: ClassVar[tuple[str, ...]] = ("data", "epsilons", "cohorts", "rounds", "seeds")
 
@@ -215,11 +215,11 @@ class ServerStep:
         rounds: int | None = None,
         seeds: int | None = None,
     ) -> None:
-        """Run what is not finished, and write the page after every stage.
+        """Run all unfinished runs, and write the page after every stage.
 
         Raises:
-            ConfigError: a wrong option, or `out` is not a folder for a study.
-            RunsFailedError: a run failed; what the others gave is written.
+            ConfigError: an option is invalid, or `out` is not a folder for a study.
+            RunsFailedError: a run failed; the results of the others are written.
         """
         corpora = _corpora(data)
         whole = Scale(corpora)
@@ -270,7 +270,7 @@ def _compute(scale: Scale, out: Path, study: Study) -> Result:
 def _result(scale: Scale, runs: Runs, stages: Sequence[Stage], out: Path) -> Result:
     lines = runs.lines(stages)
     if not lines:
-        raise RunsFailedError(f"{out / RUNS}: no run ended; the files *.error.txt say why")
+        raise RunsFailedError(f"{out / RUNS}: no run was successful; see the files *.error.txt")
     seeds = sorted({seed for line in lines for seed in line.starts})
     measurement = GridResult(lines=tuple(line.result for line in lines), seeds=tuple(seeds))
     write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
@@ -304,7 +304,7 @@ def _corpora(data: Sequence[Path]) -> tuple[Corpus, ...]:
             raise ConfigError(f"--data {path}: there is no such file")
         name = path.name.partition(".")[0]
         if name in corpora:
-            raise ConfigError(f"--data {path}: a second text called {name!r}; rename the file")
+            raise ConfigError(f"--data {path}: a second text named {name!r}; rename the file")
         corpora[name] = Corpus(name, path.resolve())
     return tuple(corpora.values())
 
@@ -316,7 +316,7 @@ def _typed(
     rounds: int | None,
     seeds: int | None,
 ) -> str:
-    """Return the options as the page quotes them: of files their names alone."""
+    """Return the options as shown on the page; files without their path."""
     words = [f" --data {path.name}" for path in data]
     for option, values in (("epsilon", epsilons), ("cohort", cohorts)):
         words += [f" --{option} {' '.join(f'{value:g}' for value in values)}"] if values else []

@@ -1,4 +1,4 @@
-"""The runs of the study of server steps: their configs, their order, and what they ended with."""
+"""The runs of the study of server steps: configs, order and results."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ STEPS: Final[dict[str, dict[str, Any]]] = {
         for rate in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
     },
 }
-"""The grid: constant rates, each with its clip."""
+"""The grid of constant rates, each with its clip."""
 QUICK_STEPS = ("sgd 0.4",)
-_FIXED = 2_000.0  # gradients that take about as long as the evaluations of a run
+_FIXED = 2_000.0  # evaluations of a run, in gradients of equal time
 
 log = logging.getLogger("fedsim")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text that is trained on; `file` is None for the built-in one."""
+    """A training text; `file` is None for the built-in text."""
 
     name: str
     file: Path | None = None
 
     @cached_property
     def scored(self) -> float:
-        """The share of users with held-out text: about `SCORED` of many users, else all."""
+        """Share of users with held-out text: all users, or about `SCORED` if there are more."""
         users = materials_of(self.config(0, 1.0, 1, 8.0), device="cpu").split.num_users
         return float(f"{min(1.0, SCORED / users):.2g}")
 
     def config(
         self, seed: int, cohort: float, rounds: int, epsilon: float, scored: float = 1.0
     ) -> Config:
-        """Return a config without clip and server."""
+        """Return a config without keys for clip and server."""
         columns = {"user_column": "user", "text_column": "text"}
         texts = {} if self.file is None else {"source": str(self.file), **columns}
         return parse_config(
@@ -87,7 +87,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Setting:
-    """What defaults, plan and grid have in common: a cell of the study, with its seeds."""
+    """A cell of the study with its seeds; defaults, plan and grid share it."""
 
     corpus: Corpus
     cohort: float
@@ -96,23 +96,23 @@ class Setting:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The settings as the table has them."""
+        """The settings, as shown in the table."""
         numbers = {"cohort": self.cohort, "rounds": self.rounds, "epsilon": self.epsilon}
         return {"data": self.corpus.name, **{key: f"{value:g}" for key, value in numbers.items()}}
 
     def name(self, way: str) -> str:
-        """Return the name of a line; its runs are called after it."""
+        """Return the name of a line, which is also in the names of its runs."""
         return ",".join([way, *(f"{key}={value}" for key, value in self.labels.items())])
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Runs that are planned and carried out together; a page is written after each.
+    """Runs that are executed together; a page is written after each stage.
 
     Attributes:
-        seed: of the runs.
-        settings: their cells.
-        ways: of every cell.
+        seed: seed of the runs.
+        settings: cells of the runs.
+        ways: ways to run in every cell.
     """
 
     seed: int
@@ -121,7 +121,7 @@ class Stage:
 
     @property
     def cost(self) -> float:
-        """The gradients of the stage, and what its evaluations add."""
+        """Cost of the stage in gradients, including its evaluations."""
         gradients = sum(2.0 * one.cohort * one.rounds + _FIXED for one in self.settings)
         return gradients * len(self.ways)
 
@@ -139,9 +139,9 @@ class Scale:
     quick: bool = False
 
     def stages(self) -> list[Stage]:
-        """Return all runs, seed by seed and the cheapest first.
+        """Return all runs, seed by seed, cheapest first.
 
-        The grid is of the first seed and the smallest cohort: at the fewest rounds for every ε, at
+        The grid uses the first seed and the smallest cohort, with the fewest rounds for every ε and
         the most rounds for the largest ε.
         """
         stages = [
@@ -168,7 +168,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Line:
-    """One way at one setting over its seeds, with the loss of each seed's start."""
+    """One way at one setting over its seeds, with each seed's initial loss."""
 
     setting: Setting
     way: str
@@ -177,7 +177,7 @@ class Line:
 
     @property
     def moved(self) -> Difference | None:
-        """End minus start, paired by seed; None where no run ended with a finite loss."""
+        """End minus start, paired by seed; None if no run ended with a finite loss."""
         return difference("end", "start", self.result.counted_losses, self.starts)
 
     @property
@@ -188,11 +188,11 @@ class Line:
 
 @dataclass
 class Runs:
-    """The runs of the study in a folder.
+    """The runs of the study in one folder.
 
     Attributes:
-        folder: of all runs.
-        quick: whether they have two rounds and few users with held-out text.
+        folder: folder of all runs.
+        quick: whether runs have two rounds and few users with held-out text.
     """
 
     folder: Path
@@ -222,7 +222,7 @@ class Runs:
         return quick_config(config) if self.quick else config
 
     def _planned(self, setting: Setting, seed: int) -> Config:
-        """Return the plan; that of a run that was begun before is in its folder."""
+        """Return the plan; a run that has already started has it in its folder."""
         name = f"{setting.name(PLAN)},seed={seed}"
         begun = RunFolder(self.folder / name)
         if name not in self._plans and begun.config.exists():

@@ -1,27 +1,27 @@
-"""Ganesh et al. 2025, arXiv:2503.03622: text that belongs to several people, bounded and trained.
+"""Ganesh et al. 2025, arXiv:2503.03622: bound and train on text that belongs to several people.
 
-A scene of a play is like an e-mail thread: what is said there belongs to all who speak there. Every
-second speaker's own speeches are left out, so that half of the owners are listeners who wrote
-nothing. A rule keeps examples of which no owner, speaker or listener, has more than K; the promise
-is then for every owner, and who owns what is public (fixed graph). The table *What the rules keep*
-has each rule's examples, and the noise that the promise takes with them at one expected batch.
+A scene of a play is like an e-mail thread: each speech belongs to all speakers of the scene. Every
+second speaker's own speeches are left out, so half of the owners are listeners without own text. A
+rule keeps at most K examples of each owner, speaker or listener. The promise is then for every
+owner, and the ownership is public (fixed graph). The table *What the rules keep* has each rule's
+examples, and the noise for the promise at one expected batch.
 
-The naïve run counts a text for its speaker alone. It may train on the same texts, with the same K.
-Its ε is of speakers: **no ε covers listeners** there, which stands beside each of its numbers.
+The naïve run counts a text only for its speaker. It may train on the same texts, with the same K.
+Its ε is for speakers: **no ε covers listeners** there, as each of its numbers states.
 
-The attack is on listeners: the mean, over a listener's texts, of the log-likelihood under the
-trained model less that under the starting model. Members are listeners some of whose texts may be
-trained on; the others were held out, and nothing that they co-own is trained on. The control gives
-the same listeners and texts to the run of the other seed, which held out others: what it is away
-from 0.5 is of the texts, and of no training on them. A fixed graph bounds no AUROC: it compares
-texts with nothing in their place, not with a listener's absence. Where the naïve run without noise
-is at chance too, chance is due to how little is trained, not to any ε.
+The attack is on listeners. Its score is the mean, over a listener's texts, of the log-likelihood
+under the trained model minus that under the starting model. Members are listeners with some texts
+that may be trained on; for the others, no text that they co-own is trained on. The control attacks
+the same listeners and texts with the run of the other seed, which held out other listeners. The
+control's distance from 0.5 therefore comes from the texts, not from training on them. A fixed graph
+does not bound the AUROC: it compares texts with blank texts, not with a listener's absence. If the
+naïve run without noise is at chance too, the reason is too little training, not ε.
 
-Losses are of speeches that no run trained on. Losses and attacks are computed on private text and
-covered by no guarantee.
+Losses are measured on speeches that no run trained on. Losses and attacks are computed on private
+text; no guarantee covers them.
 
-The paper finds that the greedy rule stays competitive with its variants in most settings, and that
-K trades what is thrown away against noise.
+The paper finds that the greedy rule is competitive with its variants in most settings, and that K
+trades discarded text against noise.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LABELS = {NAIVE: f"naïve: {NOT_COVERED}", UNPROTECTED: f"{UNPROTECTED}: no ε c
 
 @study_of_runs("co-owned", TITLE, __doc__)
 def run(folder: Path, quick: bool) -> Result:
-    """Count, train and attack; runs and texts are in `folder`."""
+    """Count, train and attack, with runs and texts in `folder`."""
     scale = QUICK if quick else FULL
     worlds: list[World] = []
     results: dict[Case, dict[float, list[Outcome]]] = {}
@@ -152,12 +152,12 @@ def _auroc(row: Row) -> float:
 
 
 def _interval(row: Row) -> tuple[float, float]:
-    """Return the least and the largest bound of the seeds' intervals: wider than one of a mean."""
+    """Return the minimum and maximum of the seeds' intervals; wider than an interval of a mean."""
     return min(a.low for a in row.attacks), max(a.high for a in row.attacks)
 
 
 def _records(row: Row, scale: Scale) -> list[dict[str, object]]:
-    """Return a row of the CSV a seed."""
+    """Return one row of the CSV per seed."""
     controls: list[float | None] = [attack.auroc for attack in row.controls]
     return [
         {
@@ -202,7 +202,7 @@ def _counted(kept: Kept, scale: Scale) -> dict[str, object]:
 
 
 def _on_the_mean(kept: Kept, epsilon: float, scale: Scale) -> float | None:
-    """Return the standard deviation where a normalised clip leaves every gradient at most 1."""
+    """Return the noise's standard deviation on the mean, for a normalised clip (norm at most 1)."""
     if epsilon not in kept.noise:
         return None
     return kept.noise[epsilon] * (1 + ROUNDING_TOLERANCE) / scale.batch_size
@@ -226,7 +226,7 @@ def _rules(counts: Sequence[Kept], scale: Scale) -> Table:
 
 
 def notes(rows: Sequence[Row], counts: Sequence[Kept]) -> list[str]:
-    """Return what the rules keep, and each comparison over the cells."""
+    """Return sentences on each rule's kept examples, and on each comparison over the cells."""
     found = {row.case: row for row in rows}
     naive = [row for row in rows if row.case.rule == NAIVE and row.case.epsilon is not None]
     said = [
@@ -317,7 +317,7 @@ def _settings(
 
 
 def draw(rows: Sequence[Row], counts: Sequence[Kept], scale: Scale) -> Figure:
-    """Draw what is kept, the noise, losses and attacks, against K."""
+    """Draw kept examples, noise, losses and attacks against K."""
     epsilons = scale.epsilons
     heads = [["examples kept", f"noise on the mean, ε = {epsilons[-1]:g}"]]
     heads += [[f"{what}, ε = {e:g}" for e in epsilons] for what in ("held-out loss", "AUROC")]

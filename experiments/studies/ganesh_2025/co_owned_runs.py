@@ -1,4 +1,4 @@
-"""Runs on co-owned texts, and what each rule of bounding would keep; an attack on listeners."""
+"""Runs on co-owned texts, the kept examples of each bounding rule, and an attack on listeners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.sampling import PoissonSampling, Relation
 from fedsim.seeding import stream
 
-DELTA = 1e-4  # of owners, who are about nine hundred
+DELTA = 1e-4  # for about nine hundred owners
 CLIP = 0.5
 NAIVE = "naïve"
 RULES: dict[str, tuple[Bounding, Order]] = {
@@ -41,7 +41,7 @@ RULES: dict[str, tuple[Bounding, Order]] = {
     "random": ("random", "random"),
     "linear program": ("linear-program", "random"),
 }
-BOUNDED = ("greedy, least demand", "random")  # those that are trained with
+BOUNDED = ("greedy, least demand", "random")  # rules of the trained runs
 UNPROTECTED = "no clip, no noise"
 
 
@@ -49,17 +49,17 @@ class Scale(NamedTuple):
     """Size of the study.
 
     Attributes:
-        scenes: the first so many, None for all.
-        held_out: the share of owners who are held out.
-        pretraining_steps: of the starting model, None for the built-in's own number.
-        sizes: K, the most kept examples of an owner, of what is counted.
-        trained: those of them that are trained with.
-        epsilons: of owners, and of speakers in the naïve runs.
-        rates: learning rates that are tried.
-        rounds: of a run with clip.
-        batch_size: expected examples of its rounds.
-        unprotected: rounds and expected examples without clip and noise.
-        seeds: of split, coins and noise.
+        scenes: number of scenes, from the first; None for all.
+        held_out: share of held-out owners.
+        pretraining_steps: steps of the starting model; None for the built-in model's default.
+        sizes: values of K, the maximum kept examples of an owner, for counting.
+        trained: values of K of the trained runs.
+        epsilons: ε for owners, and for speakers in the naïve runs.
+        rates: candidate learning rates.
+        rounds: rounds of a run with clip.
+        batch_size: expected examples per round of a run with clip.
+        unprotected: rounds and expected examples of the run without clip and noise.
+        seeds: seeds of split, coins and noise.
     """
 
     scenes: int | None
@@ -75,7 +75,7 @@ class Scale(NamedTuple):
     seeds: tuple[int, ...]
 
     def model(self, trainable: str = "ln_") -> ModelConfig:
-        """Return the starting model; all but its norms' gains and offsets is frozen."""
+        """Return the starting model; by default only its norms' gains and offsets are trained."""
         return ModelConfig(trainable=trainable, pretraining_steps=self.pretraining_steps)
 
 
@@ -96,15 +96,15 @@ QUICK = Scale(60, 0.2, 10, (1, 4), (4,), (16.0,), (0.4,), 2, 8, (2, 16), (1,))
 
 
 class Kept(NamedTuple):
-    """What a rule keeps at one K, and the noise that it then takes.
+    """The kept examples of a rule at one K, and the noise for them.
 
     Attributes:
         rule: a key of `RULES`, or `NAIVE`.
         group_size: K.
-        examples: kept.
-        share: of the most that any rule could keep, the linear program's optimum, rounded down.
-        listener: kept examples that one listener co-owns at most.
-        noise: ε to the noise multiplier; none where the pool is smaller than a batch.
+        examples: number of kept examples.
+        share: share of the maximum for any rule, the linear program's optimum, rounded down.
+        listener: maximum number of kept examples that one listener co-owns.
+        noise: map from ε to the noise multiplier; empty if the pool is smaller than a batch.
     """
 
     rule: str
@@ -136,7 +136,7 @@ def kept(world: World, rule: str, group_size: int) -> Indices:
 
 
 def count(world: World, scale: Scale) -> Iterator[Kept]:
-    """Yield what every rule keeps at every K, and the naïve run."""
+    """Yield the kept examples of every rule at every K, and of the naïve run."""
     for size in scale.sizes:
         graph = world.co_owned.store.graph
         most = int(most_examples(graph, world.train, size) + 1e-6) if graph is not None else 0
@@ -211,7 +211,7 @@ def cases(scale: Scale) -> list[tuple[Case, float]]:
         for size in scale.trained
         for rate in scale.rates
     ]
-    bold = (*scale.rates, 4.0 * max(scale.rates))  # what no noise allows
+    bold = (*scale.rates, 4.0 * max(scale.rates))  # without noise, larger rates work
     found += [(Case(NAIVE, max(scale.trained), None), rate) for rate in bold]
     return [*found, (Case(UNPROTECTED, None, None), 0.003)]
 
@@ -220,13 +220,13 @@ class Outcome(NamedTuple):
     """A finished run.
 
     Attributes:
-        run: its folder.
-        privacy: what its report promises.
-        seconds: of its rounds.
-        pool: number of examples that it draws from.
-        listener: how many of them one listener co-owns at most.
-        repriced: the accountant's ε of its noise for somebody who owns so many; None: no noise.
-        loss: nats a token of the texts that are scored.
+        run: folder of the run.
+        privacy: privacy section of the report.
+        seconds: seconds of all rounds.
+        pool: number of examples in the pool.
+        listener: maximum number of examples in the pool that one listener co-owns.
+        repriced: ε of the run's noise for an owner of `listener` examples; None without noise.
+        loss: loss of the scored texts, in nats per token.
     """
 
     run: RunFolder
@@ -239,7 +239,7 @@ class Outcome(NamedTuple):
 
 
 def finished(world: World, case: Case, rate: float, scale: Scale, folder: Path) -> Outcome:
-    """Train the case, if there is no finished run of it in `folder`, and score what it learnt."""
+    """Train the case, unless `folder` has its finished run, and score the model."""
     config = case.config(world, scale, rate)
     name = f"{case.rule}-{case.group_size}-{case.epsilon}-{rate}-{world.seed}"
     run = RunFolder(folder / name.replace(", ", "-").replace(" ", "-"))
@@ -260,7 +260,7 @@ def finished(world: World, case: Case, rate: float, scale: Scale, folder: Path) 
 
 
 def loss(world: World, model: LanguageModel) -> float:
-    """Return the nats a token of the texts that are scored."""
+    """Return the loss of the scored texts, in nats per token."""
     everything = np.arange(world.scored.num_examples)
     return evaluate(model, model.initial_parameters(), world.scored, everything).loss
 
@@ -271,10 +271,10 @@ def _trained(world: World, run: RunFolder) -> LanguageModel:
 
 
 def log_ratios(world: World, run: RunFolder, examples: Indices) -> Scores:
-    """Return log-likelihoods of examples of the co-owned store, less those before training.
+    """Return log-likelihoods of examples of the co-owned store, minus those before training.
 
     Returns:
-        (examples of the store,) float64, NaN for those that were not asked for.
+        (examples of the store,) float64, NaN for examples that were not requested.
     """
     store, start = world.co_owned.store, world.co_owned.model
     cache = ScoreCache(store, run.path.parent / "likelihoods")
@@ -298,10 +298,10 @@ class Attack(NamedTuple):
     """The attack on the listeners of one split.
 
     Attributes:
-        auroc: by the mean log ratio of a listener's texts.
-        low: of the middle 95 % of a bootstrap over the listeners.
-        high: of the same.
-        gap: the members' mean log ratio less the others', nats a text.
+        auroc: AUROC of the mean log ratio of a listener's texts.
+        low: lower end of the middle 95 % of a bootstrap over the listeners.
+        high: upper end of the same.
+        gap: the members' mean log ratio minus the others', in nats per text.
     """
 
     auroc: float
@@ -311,7 +311,7 @@ class Attack(NamedTuple):
 
 
 def attack(world: World, ratios: Scores) -> Attack:
-    """Attack the listeners of a split with the log ratios of a run, its own or another split's."""
+    """Attack the listeners of a split with the log ratios of a run of this or another split."""
     inside, outside = (
         np.array([ratios[texts].mean() for texts in side]) for side in world.listeners()
     )
@@ -325,11 +325,11 @@ class Row(NamedTuple):
     """A case at its best learning rate, over the seeds.
 
     Attributes:
-        case: which.
-        rate: the learning rate with the least mean loss of those tried.
-        outcomes: a seed each.
-        attacks: of each outcome on its own split.
-        controls: of each outcome on the split of another seed; none where there is one seed.
+        case: the case.
+        rate: the tried learning rate with the least mean loss.
+        outcomes: outcome of each seed.
+        attacks: attack of each outcome on its own split.
+        controls: attack of each outcome on another seed's split; empty with one seed.
     """
 
     case: Case
@@ -340,17 +340,17 @@ class Row(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean over the seeds, nats a token."""
+        """Mean loss over the seeds, in nats per token."""
         return float(np.mean([outcome.loss for outcome in self.outcomes]))
 
 
 def attacked(worlds: Sequence[World], case: Case, tried: Mapping[float, Sequence[Outcome]]) -> Row:
-    """Choose a learning rate by the mean loss, and attack the runs that have it.
+    """Choose the learning rate with the least mean loss, and attack its runs.
 
     Args:
-        worlds: a seed each.
-        case: of the runs.
-        tried: learning rate to the outcomes in the order of the worlds.
+        worlds: world of each seed.
+        case: case of the runs.
+        tried: map from learning rate to the outcomes, in the order of the worlds.
     """
     rate, outcomes = min(tried.items(), key=lambda item: np.mean([o.loss for o in item[1]]))
     known = np.unique(np.concatenate([e for w in worlds for side in w.listeners() for e in side]))

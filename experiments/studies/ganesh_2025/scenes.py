@@ -1,4 +1,4 @@
-"""The plays as e-mail: a speech belongs to its speaker and to all who speak in the same scene."""
+"""The plays as e-mail: a speech belongs to all speakers of its scene."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from fedsim.seeding import stream
 
 LISTENERS = 2  # every second speaker's own speeches are left out
 SCORED = 10  # every tenth speech is scored and never trained on
-KNOWN = 8  # most texts of a listener that the attacker has
+KNOWN = 8  # maximum texts of a listener that the attacker has
 
 
 class Texts(NamedTuple):
-    """Rows {speaker, text, listeners}: those to train on, and those that losses are of."""
+    """Rows {speaker, text, listeners}, for training and for scoring."""
 
     rows: list[dict[str, Any]]
     scored: list[dict[str, Any]]
 
 
 def texts(scenes: Iterable[Sequence[tuple[str, str]]]) -> Texts:
-    """Return the rows of some scenes, speaker after speaker in order of appearance.
+    """Return the rows of some scenes, ordered by the speaker's first appearance.
 
-    Every second speaker in that order wrote nothing that is in the rows, and is a listener only.
+    Every second speaker in that order is only a listener: the rows lack this speaker's speeches.
     """
     spoken = list(scenes)
     everyone = list(dict.fromkeys(speaker for scene in spoken for speaker, _ in scene))
@@ -58,14 +58,14 @@ def texts(scenes: Iterable[Sequence[tuple[str, str]]]) -> Texts:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """One seed's split of the texts, with owners and, for the naïve run, without.
+    """One seed's split of the texts, with all owners and, for the naïve run, with speakers only.
 
     Attributes:
-        seed: of split, pool, coins and noise.
-        co_owned: the texts with all their owners; a share of the owners is held out.
-        naive: only what `co_owned` trains on, every text its speaker's alone.
-        scored: the texts that losses are of.
-        data: the config's section for `co_owned` and for `naive`.
+        seed: seed of split, pool, coins and noise.
+        co_owned: texts with all their owners; a share of the owners is held out.
+        naive: the training texts of `co_owned`, with the speaker as the only owner.
+        scored: texts for losses.
+        data: config sections of `co_owned` and `naive`.
     """
 
     seed: int
@@ -76,13 +76,13 @@ class World:
 
     @property
     def train(self) -> Indices:
-        """What every run may train on: example i of the naïve store is train[i] of the other."""
+        """Training examples of every run: example i of the naïve store is train[i] of the other."""
         return self.co_owned.split.train_examples
 
     def listeners(self) -> tuple[list[Indices], list[Indices]]:
-        """Return the texts of each listener that the attacker has, of members and of others.
+        """Return the attacker's texts of each listener, for members and for others.
 
-        Members are listeners of whom something is trained on, and their texts are such; the others
+        Members are listeners with training texts, and the attacker has some of these; the others
         are held out. Both have at most `KNOWN` texts, drawn from the seed.
         """
         graph, out = _graph(self.co_owned), self.co_owned.split.held_out_owners
@@ -99,7 +99,7 @@ class World:
         )
 
     def most(self, examples: Indices) -> int:
-        """Return how many of these examples of the co-owned store one listener co-owns at most."""
+        """Return the maximum number of these examples of the co-owned store of one listener."""
         graph = _graph(self.co_owned)
         return int(graph.degrees(examples)[graph.num_users :].max())
 
@@ -114,7 +114,7 @@ def world(
     """Write the texts of the first `scenes` scenes into `folder`, split them, and open all.
 
     Raises:
-        RuntimeError: the naïve run's texts are not the very ones that the others train on.
+        RuntimeError: the naïve run would not train on the same texts as the others.
     """
     rows, scored = texts(islice((s for s in private_scenes() if s), scenes))
     common: dict[str, Any] = {

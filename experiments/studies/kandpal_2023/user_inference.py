@@ -1,14 +1,14 @@
 """Kandpal et al. 2023, §4, Tables 2 and 5, Figure 5: user inference and its mitigations.
 
-An attacker has a few texts of a user, none of which was trained on, and tells from how much
-likelier the model finds them than its starting point whether the user was trained on. The table is
-their Table 2 with the rows that it lacked: data limits, deduplication, clipping, early stopping,
-and user-level guarantees; and their Figure 5, planted users (canaries) whose examples share l
-tokens.
+An attacker has a few texts of a user that were not trained on. The attack compares their likelihood
+under the model and under its starting point, to decide whether the user was trained on. The table
+extends their Table 2 by data limits, deduplication, clipping, early stopping and user-level
+guarantees. It also has their Figure 5: planted users (canaries) with l shared tokens in all
+examples.
 
-Users are speakers of Shakespeare's plays with enough speeches, half of them held out. Losses are
-on text of trained users that was not trained on; losses and rates are computed on private text and
-not protected by the privacy guarantee.
+Users are speakers of Shakespeare's plays with enough speeches; half of them are held out. Losses
+are measured on held-out text of trained users. Losses and rates are computed on private text; the
+privacy guarantee does not cover them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,11 @@ def run(folder: Path, quick: bool) -> Result:
 
 
 def beyond_bound(row: Row) -> float | None:
-    """Return the most by which the mean's ROC exceeds what the run's releases allow, or None.
+    """Return the maximum by which the mean's ROC exceeds the run's trade-off bound, or None.
 
-    Both rates are replaced by their one-sided 97.5 % limits (Clopper and Pearson 1934), in the
-    bound's favour: what is positive is more than the choice of some hundred users explains.
+    Both rates are replaced by their one-sided 97.5 % limits (Clopper and Pearson 1934), in favour
+    of the bound: a positive result is more than the random choice of about a hundred users
+    explains.
     """
     bound = row.report.privacy.trade_off
     if row.report.bound.auroc is None or bound is None:
@@ -100,7 +101,7 @@ def beyond_bound(row: Row) -> float | None:
 
 
 def attacked(case: Case, folder: Path) -> Row:
-    """Train the case if there is no finished run of it, attack it, and return the result."""
+    """Train the case unless its run is finished, attack it, and return the result."""
     out = folder / case.name.replace(" ", "-").replace(",", "").replace("=", "")
     start = trained_once(case.config, out).utility.initial
     report = attack_run(out, samples=SAMPLES, checkpoints=case.kind == "none")
@@ -129,7 +130,7 @@ _COLUMNS: dict[str, tuple[str, Form]] = {
 
 
 def _shown(row: Row) -> dict[str, object]:
-    """Return the record, and texts that only the table has."""
+    """Return the record, with further texts for the table."""
     low, high = row.measured().auroc_interval
     return {
         **_record(row),
@@ -192,7 +193,7 @@ def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Draw the AUROC of every run with its interval, and what the guarantees allow."""
+    """Draw the AUROC of every run with its interval, and the bounds by the guarantees."""
     note = "Bars: the middle 95 % of a bootstrap over users. Ticks: what the guarantee allows; "
     note += "; ".join(
         sorted({terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None})

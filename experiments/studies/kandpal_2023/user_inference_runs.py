@@ -1,4 +1,4 @@
-"""Runs that the study of user inference attacks, and the result of each."""
+"""Runs of the user-inference study, and their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedsim.materials import load_materials
 from fedsim.report.wording import epsilon_text
 from fedsim.sampling import PoissonSampling
 
-SAMPLES = (1, 2, 4, 8)  # of a user, given to the attack
+SAMPLES = (1, 2, 4, 8)  # numbers of a user's texts for the attack
 
 
 @dataclass(frozen=True)
 class Row:
-    """Attack on a run, and the run's held-out loss before training."""
+    """The attack on a run, and the run's held-out loss before training."""
 
     case: Case
     report: AttackReport
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def group(self) -> Group:
-        """The canaries where there are any, else the real users."""
+        """The canaries if there are any, else the real users."""
         return self.report.groups[-1]
 
     def measured(self, statistic: str = "mean", samples: int = max(SAMPLES)) -> Measured:
@@ -45,16 +45,16 @@ class Row:
 
     @property
     def promise(self) -> str:
-        """The ε of a user that the run's report states, or that there is none."""
+        """The report's ε for a user, or a text that there is none."""
         epsilon = self.report.privacy.epsilon
         return "none" if epsilon is None else epsilon_text(epsilon)
 
 
-DELTA = 1e-3  # of users, who are about a hundred
-EXAMPLE_DELTA = 1e-4  # of examples
+DELTA = 1e-3  # for about a hundred users
+EXAMPLE_DELTA = 1e-4  # for examples
 NOTHING_CLIPPED = 1e6
-REPEATED = 3  # every third text of a user is there twice
-SHORTEST = 60  # characters of a speech
+REPEATED = 3  # every third text of a user appears twice
+SHORTEST = 60  # minimum characters of a speech
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Scale:
     """Size of the study.
 
     Attributes:
-        rounds: of every run.
-        learning_rate: of Adam, where there is no noise.
-        texts: of a user.
-        users: most speakers, None for all who have so many texts.
-        limits: examples a user may contribute.
-        epsilons: of users.
-        lengths: tokens that a canary's examples share.
-        num_canaries: planted users.
-        full: whether all mitigations are run, or one of each kind.
+        rounds: rounds of every run.
+        learning_rate: learning rate of Adam, for runs without noise.
+        texts: number of texts per user.
+        users: maximum number of speakers; None for all with enough texts.
+        limits: maximum examples per user, one run each.
+        epsilons: ε for users.
+        lengths: numbers of shared tokens of a canary's examples.
+        num_canaries: number of planted users.
+        full: whether to run all mitigations, or one of each kind.
     """
 
     rounds: int
@@ -87,12 +87,12 @@ class Scale:
 FULL = Scale(100, 0.002, 20, None, (6, 2), (8.0, 2.0), (1, 4, 16), 60, full=True)
 QUICK = Scale(9, 0.004, 20, 60, (2,), (8.0,), (4,), 20, full=False)
 BATCH_SIZE = 32
-CLIP = 0.4  # below nearly every gradient's norm, of an example or of a batch's mean
+CLIP = 0.4  # below almost all gradient norms, of examples and of batch means
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run: name of its row, kind of mitigation, and config."""
+    """A run, with the name of its row, the kind of mitigation, and the config."""
 
     name: str
     kind: str
@@ -131,7 +131,7 @@ def cases(scale: Scale, folder: Path) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Configs that differ from the unprotected run in what is named, and in nothing else."""
+    """Configs that differ from the unprotected run only in the given sections."""
 
     scale: Scale
     source: Path
@@ -174,12 +174,12 @@ class _Recipe:
         return data
 
     def same_passes(self, **sections: Mapping[str, Any]) -> Config:
-        """Return a run over another number of examples with as many passes over them."""
+        """Return a run with another number of examples and the same number of passes."""
         size = self._rate * int(_user_sizes(self.config()).sum())
         return self.config(strategy={"batch_size": size}, **sections)
 
     def per_example(self, clip: float, group_size: int | None = None) -> Config:
-        """Return ELS without noise, with as many passes over what it has."""
+        """Return ELS without noise, with the same number of passes over its examples."""
         size = self.scale.texts if group_size is None else group_size
         return self.config(
             strategy={
@@ -228,7 +228,7 @@ class _Recipe:
         rounds: int,
         learning_rate: float,
     ) -> Config:
-        """Return a run with noise: SGD, for Adam would divide by the noise, and few rounds."""
+        """Return a run with noise: few rounds, and SGD, as Adam would divide by the noise."""
         users = len(_user_sizes(self.config()))
         clip = {"l2_clip_norm": CLIP, "normalise": True}
         return self.config(
@@ -242,7 +242,7 @@ class _Recipe:
 
     @property
     def _rate(self) -> float:
-        """The share of the examples that are in a round of the unprotected run."""
+        """Share of the examples in a round of the unprotected run."""
         plain = replace(self, source=self.source.with_name("texts.jsonl"))
         return BATCH_SIZE / float(_user_sizes(plain.config()).sum())
 
@@ -254,16 +254,16 @@ def _user_sizes(config: Config) -> Any:  # noqa: ANN401  (an int64 array)
 
 
 def write_texts(path: Path, texts: int, users: int | None, *, repeated: bool) -> Path:
-    """Write a JSONL of the speakers with enough speeches, `texts` of each.
+    """Write a JSONL file with `texts` speeches of each speaker who has enough.
 
-    Each text begins with the speaker's name, as the plays print it: something that all texts of a
-    user share, like the signature of an e-mail.
+    Each text begins with the speaker's name, as printed in the plays. So all texts of a user have a
+    common part, like an e-mail signature.
 
     Args:
-        path: of the file.
-        texts: different speeches of a speaker, the first ones that are not short.
-        users: most speakers, None for all.
-        repeated: whether every third of them stands there twice.
+        path: path of the file.
+        texts: number of different speeches of a speaker, the first ones that are not short.
+        users: maximum number of speakers; None for all.
+        repeated: whether every third text is written twice.
     """
     speeches: dict[str, list[str]] = {}
     for user, speech in private_speeches():

@@ -1,13 +1,13 @@
-"""Mahloujifar et al. 2025: lower bounds from one run, by f-DP and by (ε, δ)-DP, of equal guesses.
+"""Mahloujifar et al. 2025: lower bounds from the guesses of one run, by f-DP and by (ε, δ)-DP.
 
-Runs: real ones with canary users that are text, as `fedsim audit CONFIG --black-box` makes them,
-each at one claim and seen in losses of the final model alone. Strengths are of the scores: the
-difference of their means with and without the canary, over their standard deviation; the
-mechanism's is that of a canary that pushes where nobody else does.
+Runs are real runs with text canaries, as in `fedsim audit CONFIG --black-box`. Each has one claim
+and is observed only through losses of the final model. The strength of scores is the difference of
+their means with and without the canary, over their standard deviation. The mechanism's strength is
+for a canary with a gradient direction that no other user has.
 
-Games: canaries of a Gaussian mechanism that has the claimed ε, so that any number of runs costs
-nothing; canaries that were never in; and the scores of the first real run against coins that are
-thrown anew. They count how often f-DP shows at least as much, and how often a bound is wrong.
+Games are simulated audits: canaries of a Gaussian mechanism with the claimed ε, canaries that were
+never included, and the scores of the first real run with newly drawn coins. The study counts how
+often f-DP gives at least as large a bound, and how often a bound is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedsim.sampling import PoissonSampling, Relation
 CONFIG = files("fedsim.experiments") / "configs" / "audit.toml"
 CANARIES, CONFIDENCE = 400, 0.95
 Changes = Mapping[str, Mapping[str, Any]]
-"""Section to keys that are laid over the config; None takes a key away."""
+"""Map from section to overriding keys; None removes a key."""
 ELS: Changes = {
     "strategy": {"name": "els", "cohort_size": None, "batch_size": 2703, "group_size": 4},
     "privacy": {"declared_num_examples": 2703},
@@ -104,7 +104,7 @@ def run(quick: bool) -> Result:
 
 
 def bounded(done: Attack) -> Row:
-    """Return both bounds of a run, and how far its scores are apart."""
+    """Return both bounds of a run, and the strength of its scores."""
     plan, rounds = done.plan, done.config.strategy.rounds
     return {
         "claimed": done.config.privacy.epsilon,
@@ -116,7 +116,7 @@ def bounded(done: Attack) -> Row:
 
 
 def configured(*changes: Changes) -> Config:
-    """Return the config of the audits with keys laid over it."""
+    """Return the config of the audits with overriding keys."""
     with as_file(CONFIG) as path:
         config = load_config(path)
     for sections in changes:
@@ -125,21 +125,21 @@ def configured(*changes: Changes) -> Config:
 
 
 def strength(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:
-    """Return the difference of the mean scores of canaries, in and out, over their spread."""
+    """Return the difference of mean scores of canaries in and out, over the standard deviation."""
     inside, outside = scores[included], scores[~included]
     spread = np.sqrt(0.5 * (inside.var() + outside.var()))
     return float((inside.mean() - outside.mean()) / spread)
 
 
 def linear(cost: RoundCost, rounds: int) -> float:
-    """Return the strength of the sum of all rounds' releases where one user alone pushes."""
+    """Return the strength of the sum of all releases, in a direction that only one user has."""
     rate, units = cost.sampling.probability, cost.units_per_user
     spread = rounds * (cost.noise_multiplier**2 + 0.5 * units * rate * (1.0 - rate))
     return float(rounds * units * rate / np.sqrt(spread))
 
 
 def counts(first: Attack, canaries: int, games: int, nulls: int) -> list[Row]:
-    """Return how often f-DP shows as much, and how often either bound is wrong."""
+    """Return how often f-DP gives at least as large a bound, and how often a bound is wrong."""
     target = first.config.privacy.epsilon or 0.0
     noise = calibrate_noise_multiplier(
         sampling=PoissonSampling(1.0), rounds=1, epsilon=target, delta=first.delta
@@ -149,7 +149,7 @@ def counts(first: Attack, canaries: int, games: int, nulls: int) -> list[Row]:
     rng = np.random.default_rng(0)
 
     def both(moved: float, count: int) -> npt.NDArray[np.float64]:
-        """Return (count, 2): bounds by f-DP and by (ε, δ)-DP of canaries moved so far."""
+        """Return (count, 2): bounds by f-DP and by (ε, δ)-DP for canaries of strength `moved`."""
         found = []
         for _ in steps(range(count), "games"):
             included = rng.random(canaries) < 0.5

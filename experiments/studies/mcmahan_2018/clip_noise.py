@@ -1,11 +1,11 @@
 """McMahan et al. 2018, §3, Figures 2, 3 and 8: clipping, noise, and both at a fixed z.
 
-Noise multiplier 0 is clipping alone (Figure 2); along a line of fixed noise multiplier z the
-promise is the same, and noise grows with the clip (Figures 3 and 8). Per layer, the clip is shared
-evenly: S_j = S/√m.
+Noise multiplier 0 is clipping alone (Figure 2). Along a line of fixed noise multiplier z the
+promise is the same, and noise grows with the clip (Figures 3 and 8). Per-layer clips are equal: S_j
+= S/√m.
 
-The paper finds that a clip below the updates' norms slows training little, that flat and per-layer
-clipping are close, and that at fixed z a smaller clip with its smaller noise wins late in
+The paper finds that a clip below the updates' norms slows training only a little, and that flat and
+per-layer clipping are close. At fixed z, a smaller clip with its smaller noise is better late in
 training.
 """
 
@@ -18,10 +18,10 @@ from fedsim.experiments.studies.common.trained import Trained, base, cell
 from fedsim.planner.variants import with_noise
 from fedsim.sweep.cells import Cell
 
-# Norms of the updates of a user are about 1.3 at the start: the least clip cuts nearly all.
+# Norms of users' updates are about 1.3 at the start: the smallest clip affects almost all.
 CLIPS, MULTIPLIERS = (0.05, 0.2, 0.8, 3.2), (0.0, 0.3, 1.2)
 KINDS = ("flat", "per-layer")
-RATE = 0.6  # of a step whose update was not clipped
+RATE = 0.6  # learning rate for unclipped updates
 
 
 def grid(quick: bool) -> Iterator[Cell]:

@@ -1,14 +1,14 @@
 """McMahan et al. 2018, §3 and Figure 5: samplers and estimators of a round's average.
 
-The round's average over exactly M users, over a Poisson cohort divided by its expected weight, and
-divided by its own weight from half the expected one up (Lemma 1: twice the clip over that least
-weight).
+The study compares three averages of a round: over exactly M users; over a Poisson cohort divided by
+its expected weight; and over a Poisson cohort divided by its own weight, but at least by half of
+the expected weight (Lemma 1: the sensitivity is twice the clip over that minimum weight).
 
 `fixed-size` and `Poisson` divide by the expected weight; `Poisson, clipped` by max(q W_min, drawn
 weight).
 
-The paper finds the estimators alike in accuracy without noise, and the fixed denominator in front
-where noise counts: the clipped one pays twice the sensitivity.
+The paper finds that the estimators have equal accuracy without noise. With noise the fixed
+denominator is better: the clipped one has twice the sensitivity.
 """
 
 from __future__ import annotations

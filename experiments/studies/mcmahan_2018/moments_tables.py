@@ -1,11 +1,11 @@
-"""McMahan et al. 2018, Tables 1 and 2, by the moments accountant and by two later ones.
+"""McMahan et al. 2018, Tables 1 and 2, by the moments accountant and two later accountants.
 
-ε as printed, recomputed by the moments accountant (integer orders 2 to 33, as in the paper), and
-by two later accountants for the same mechanism: rdp (fractional orders and a better conversion)
-and pld (numerical composition, tight up to its grid).
+The tables have ε as printed, recomputed by the moments accountant (integer orders 2 to 33, as in
+the paper), and by two later accountants for the same mechanism: rdp (fractional orders and a better
+conversion) and pld (numerical composition, tight up to its grid).
 
-The mechanism is one user's bounded update with Poisson sampling and equal weights. Table 2's
-cohorts are chosen by the paper so that the noise multiplier is 1.
+The mechanism is a sum of bounded updates with Poisson sampling of users and equal weights. The
+paper chooses the cohorts of Table 2 so that the noise multiplier is 1.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from fedsim.sampling import PoissonSampling
 
 TABLE_1_ROUNDS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 DELTA_EXPONENT = 1.1
-"""Of Table 1, whose δ is K^-1.1."""
+"""Exponent of δ = K^-1.1 in Table 1."""
 
 TABLE_2_ROUNDS = 5_000
 TABLE_2_DELTA = 1e-9
 TABLE_2_NOISE_MULTIPLIER = 1.0
-"""Of Table 2, whose cohorts are chosen to make it so (§3)."""
+"""Noise multiplier of Table 2, whose cohorts are chosen for it (§3)."""
 
 
 class Table1Row(NamedTuple):
     """A row of Table 1.
 
     Attributes:
-        users: K.
-        cohort: C̃, the expected number of users a round.
-        noise_multiplier: z.
-        epsilons: as printed, after each of `TABLE_1_ROUNDS`.
+        users: number of users K.
+        cohort: C̃, the expected number of users per round.
+        noise_multiplier: noise multiplier z.
+        epsilons: printed ε, after each of `TABLE_1_ROUNDS`.
     """
 
     users: int
@@ -61,11 +61,11 @@ class Table2Row(NamedTuple):
     """A private row of Table 2.
 
     Attributes:
-        noise_stddev: σ, of the noise on a coordinate of the average update.
-        clip_norm: S.
-        users: K.
-        cohort: C̃, which is S/σ to the nearest user.
-        epsilon: as printed.
+        noise_stddev: σ, standard deviation of the noise on a coordinate of the average update.
+        clip_norm: clip norm S.
+        users: number of users K.
+        cohort: C̃ = S/σ, rounded to the nearest integer.
+        epsilon: printed ε.
     """
 
     noise_stddev: float
@@ -103,7 +103,7 @@ TERMS = (
 
 
 class Setting(NamedTuple):
-    """Setting of one number of the paper, and the number as printed."""
+    """Setting of one number of the paper, and the printed number."""
 
     table: int
     users: int

@@ -1,12 +1,11 @@
-"""McMahan et al. 2018, §3: loss of a large cohort, estimated with few users at the same noise.
+"""McMahan et al. 2018, §3: estimate the loss of a large cohort with few users at the same noise.
 
-Privacy wants large cohorts, which are costly. The noise of the average, z S / M, decides most of
-the loss, so a run with fewer users and the same noise estimates what more users would give. Such a
-run is no private run of that promise: it is marked as an estimate.
+Privacy needs large cohorts, which are costly. The loss depends mostly on the noise of the average,
+z S / M. So a run with fewer users and the same noise estimates the loss of a large cohort. Such a
+run does not have the large cohort's promise: it is marked as an estimate.
 
-The runs with few users are estimates of the loss of the large cohort, computed with a fraction of
-its gradients. The ε of the promise is the large cohort's; the small runs themselves have the
-larger ε of their own report, or none worth naming.
+The runs with few users estimate the loss of the large cohort with a fraction of its gradients. The
+ε of the promise is the large cohort's. The small runs have a larger ε, stated in their own reports.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fedsim.planner.variants import with_noise
 from fedsim.sweep.cells import Cell
 
 LARGE, SMALL = 256, (16, 64)
-MULTIPLIERS = (1.0, 4.0)  # of the large cohort
+MULTIPLIERS = (1.0, 4.0)  # noise multipliers of the large cohort
 
 
 def grid(quick: bool) -> Iterator[Cell]:
@@ -27,7 +26,7 @@ def grid(quick: bool) -> Iterator[Cell]:
     for multiplier in MULTIPLIERS[:1] if quick else MULTIPLIERS:
         for cohort in (16, 8) if quick else (LARGE, *SMALL):
             largest = 16 if quick else LARGE
-            # Noise of the average: z S / M. The same for all cohorts, so z shrinks with M.
+            # The noise of the average, z S / M, is the same for all cohorts, so z shrinks with M.
             config = with_noise(
                 base(f"strategy.cohort_size={cohort}"), multiplier * cohort / largest
             )

@@ -1,5 +1,5 @@
-"""Settings that are chosen on private text, and what that costs.
+"""The privacy cost of settings chosen on private text.
 
 Papernot and Steinke 2022, "Hyperparameter Tuning with Renyi Differential Privacy",
-arXiv:2110.03620; the prices are those of Koskela, Redberg and Wang 2024. `private_tuning.py`.
+arXiv:2110.03620; the privacy cost is from Koskela, Redberg and Wang 2024. See `private_tuning.py`.
 """

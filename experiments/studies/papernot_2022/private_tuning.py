@@ -1,13 +1,13 @@
-"""Papernot and Steinke 2022: a learning rate chosen on private text, and paid for.
+"""Papernot and Steinke 2022: a learning rate chosen on private text, with its privacy cost.
 
-Four runs at one ε, seed by seed, on the real text. *Defaults*: nothing is chosen, the rate is the
-default. *Tuned*: `fedsim tune`, whose ε pays for the search, the winner and the score that chose
-it, so that each trial has more noise. *Uncharged*: every candidate is trained with all of ε, and
-the one with the least held-out loss is taken, which no ε pays for: what papers print, and a
-bound on what choosing can gain. *Hindsight* is the candidate that is best on average over seeds.
+The study compares four ways at one ε, seed by seed, on real text. *Defaults* uses the default rate.
+*Tuned* is `fedsim tune`: its ε covers the search, the winner and the score, so each trial has more
+noise. *Uncharged* trains every candidate with the whole ε and takes the one with the least held-out
+loss. No ε covers this choice; papers often report it, and it bounds the gain of choosing.
+*Hindsight* is the best candidate on average over seeds.
 
-Losses are means over users of held-out text; they are computed on private text and covered by no
-guarantee, but for the private score by which a search chooses.
+Losses are means over users of held-out text. They are computed on private text, and no guarantee
+covers them, except for the private score of a search.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Scale:
     """Sizes of the study.
 
     Attributes:
-        rates: candidates, the default among them.
-        seeds: how many.
-        trials: of a search, on average.
-        rounds: of a run.
-        cohort_size: expected users a round.
+        rates: candidate learning rates, including the default.
+        seeds: number of seeds.
+        trials: mean number of trials of a search.
+        rounds: rounds of a run.
+        cohort_size: expected number of users per round.
     """
 
     rates: tuple[str, ...]
@@ -68,12 +68,12 @@ QUICK = Scale(("0.001", DEFAULT), 2, 2.0, 2, 32)
 
 @dataclass(frozen=True)
 class Seed:
-    """What one seed's runs ended with.
+    """Results of one seed's runs.
 
     Attributes:
-        losses: of each candidate, trained with all of ε.
-        tuned: the search's winner.
-        chosen: its rate.
+        losses: loss of each candidate, trained with the whole ε.
+        tuned: report of the search's winner.
+        chosen: learning rate of the winner.
     """
 
     losses: Mapping[str, float]
@@ -109,7 +109,7 @@ def run(folder: Path, quick: bool) -> Result:
 
 
 def one_seed(scale: Scale, seed: int, folder: Path) -> Seed:
-    """Train every candidate with all of ε, and search among them."""
+    """Train every candidate with the whole ε, and run a search over them."""
     cells = candidates(scale, seed)
     losses = {
         rate: _loss(_trained(cell, folder)) for rate, cell in zip(scale.rates, cells, strict=True)
@@ -136,7 +136,7 @@ def candidates(scale: Scale, seed: int) -> list[Cell]:
 
 
 def _trained(cell: Cell, folder: Path) -> RunReport:
-    """Train a candidate by itself, its whole ε for the rounds: no score is released."""
+    """Train a candidate alone, with the whole ε for its rounds, as no score is released."""
     training = cell.config.training.model_copy(update={"private_evaluation": None})
     config = cell.config.model_copy(update={"training": training})
     out = folder / f"rate-{config.server.learning_rate:g}-{config.seed}"

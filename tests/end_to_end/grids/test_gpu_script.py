@@ -86,7 +86,7 @@ def test_a_slice_that_takes_too_long_ends_and_one_that_has_nothing_to_measure_sa
     content = json.loads(out.read_text(encoding="utf-8"))
     content["machine"]["gpu"] = "another"
     out.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ConfigError, match="its rows are of another machine"):
+    with pytest.raises(ConfigError, match="its rows come from another machine"):
         measure({}, "cpu", True, out)
 
 

@@ -264,7 +264,7 @@ def test_a_study_replaces_its_own_files_only(finished: dict[str, Path], tmp_path
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     refused = study("noise-variance", "--quick", "--out", tmp_path)
     assert refused.returncode == 2
-    assert "holds 'thesis.txt', which no study wrote" in refused.stderr
+    assert "holds 'thesis.txt', which is not from a study" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -279,7 +279,7 @@ def test_a_study_replaces_its_own_files_only(finished: dict[str, Path], tmp_path
         (["tradeoffs", "--epsilon", "many"], "--epsilon many: must be a number, such as 8"),
         (["group-size", "--epsilon", "1,-2"], "--epsilon -2: give a finite number above 0"),
         (["group-size", "--budget", "inf"], "--budget inf: give a finite number above 0"),
-        (["mechanisms", "--user-column", "nick"], "--user-column nick: is of a file; give --data"),
+        (["mechanisms", "--user-column", "nick"], "--user-column nick: needs a file; give --data"),
         (["mechanisms", "--budget", "64"], "--budget: not an option of mechanisms, which takes"),
         (["lora-rank", "--rounds", "2"], "lora-rank, which takes only --quick and --out"),
         (["group-size", "--model", "x"], "--model: not an option of group-size, which takes"),

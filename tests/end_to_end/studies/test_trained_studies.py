@@ -133,9 +133,9 @@ def test_the_server_step_on_a_file_beside_the_built_in_text(chats: Path, tmp_pat
 def test_files_of_one_name_or_too_many(chats: Path, tmp_path: Path) -> None:
     twice = ("--data", chats, "--data", chats)
     done = fedsim("study", "server-step", "--out", tmp_path / "one", *twice)
-    assert "a second text called 'chats'; rename the file" in done.complaint
+    assert "a second text named 'chats'; rename the file" in done.complaint
     done = fedsim("study", "group-size", "--out", tmp_path / "two", *twice)
-    assert "a second file; this study takes one" in done.complaint
+    assert "a second file; this study accepts only one" in done.complaint
 
 
 def test_a_file_without_the_column(chats: Path, tmp_path: Path) -> None:

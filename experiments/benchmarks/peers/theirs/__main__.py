@@ -1,8 +1,8 @@
-"""Server of a peer: answers a JSON line for each on standard input.
+"""Server of a peer: answers each JSON line on standard input with a JSON line.
 
-`{"do": "prepare", ...}` makes it ready, `{"do": "run"}` computes and says how many seconds it
-took, `{"do": "sum", "path": ...}` writes the last clipped sum there, `{"do": "versions"}` says
-what is installed.
+`{"do": "prepare", ...}` sets up the work, `{"do": "run"}` computes and returns the seconds,
+`{"do": "sum", "path": ...}` writes the last clipped sum to a file, `{"do": "versions"}` returns the
+installed versions.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _PREPARE = {"pfl": prepare_pfl, "opacus": prepare_opacus}
 
 
 def keep_large_blocks() -> None:
-    """Set glibc's malloc as fedsim's process does, so that neither side pays for fresh pages."""
+    """Configure glibc's malloc as fedsim does, so both avoid the cost of fresh pages."""
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-3, 1 << 30)
     mallopt(-1, (1 << 31) - 1)
 
 
 class Worker:
-    """Holds the work that was prepared last."""
+    """Holds the last prepared work."""
 
     def __init__(self) -> None:
         self._compute: Callable[[], dict[str, torch.Tensor]] = dict
         self._sum: dict[str, torch.Tensor] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what the request says."""
+        """Answer one request."""
         if request["do"] == "versions":
             return {name: version(name) for name in ("torch", "transformers", "pfl", "opacus")}
         if request["do"] == "prepare":
@@ -56,9 +56,9 @@ class Worker:
 
 
 def main() -> None:
-    """Answer until standard input ends; whatever else is printed goes to standard error."""
+    """Answer requests until standard input ends; other output goes to standard error."""
     keep_large_blocks()
-    warnings.simplefilter("ignore")  # of packages that we cannot mend
+    warnings.simplefilter("ignore")  # warnings of packages that we cannot fix
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = Worker()

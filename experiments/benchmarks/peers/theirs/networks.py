@@ -19,7 +19,7 @@ def load(path: str) -> tuple[dict[str, Any], Tensors]:
 
 
 def mean_losses(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return each sequence's mean loss over its tokens but the first, (sequences,)."""
+    """Return each sequence's mean loss over its tokens except the first, (sequences,)."""
     flat = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return flat.view(len(tokens), -1).mean(dim=1)
 
@@ -30,7 +30,7 @@ class Gpt(nn.Module):
     def __init__(self, config: dict[str, Any], state: Tensors) -> None:
         super().__init__()
         self.network = GPT2LMHeadModel(GPT2Config(**config))
-        self.network.load_state_dict(state, strict=False)  # the tied name is there once
+        self.network.load_state_dict(state, strict=False)  # a tied tensor has only one of its names
         self.network.tie_weights()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -39,12 +39,12 @@ class Gpt(nn.Module):
         return logits
 
     def exported(self, values: Tensors) -> Tensors:
-        """Return tensors by the names that the weights came under."""
+        """Return tensors by the names of the exported weights."""
         return {name.removeprefix("network."): value for name, value in values.items()}
 
 
-# nn.LSTM's gates stand in the order write, forget, candidate, read; the exported ones have the
-# last two the other way round.
+# The gates of nn.LSTM have the order write, forget, candidate, read; exported weights have the last
+# two swapped.
 _GATES = (0, 1, 3, 2)
 
 
@@ -56,8 +56,8 @@ def _reordered(value: torch.Tensor) -> torch.Tensor:
 class Lstm(nn.Module):
     """McMahan et al. 2018, App. B, on torch's fused LSTM.
 
-    torch's second bias is the first one's double: it stays zero and frozen, so that the norm of
-    an update is that of one bias.
+    torch's second bias is redundant: it stays zero and frozen, so the norm of an update counts one
+    bias.
     """
 
     def __init__(self, config: dict[str, Any], state: Tensors) -> None:
@@ -84,7 +84,7 @@ class Lstm(nn.Module):
         return logits
 
     def exported(self, values: Tensors) -> Tensors:
-        """Return tensors by the names, and in the order of gates, that the weights came under."""
+        """Return tensors by the names and in the gate order of the exported weights."""
         return {
             _LSTM_NAMES[name]: _reordered(value) if name.startswith("lstm.") else value
             for name, value in values.items()

@@ -1,9 +1,9 @@
-"""Per-example clipping with Opacus: all per-sample gradients, or norms and a second backward pass.
+"""Per-example clipping with Opacus: per-sample gradients, or norms and a second backward pass.
 
-Opacus has layer rules of its own, so the networks are rewritten for it: `nn.Linear` for GPT-2's
-`Conv1D`, position ids for each sequence, `DPLSTM` for the LSTM. Parameter tying is refused by its
-ghost clipping: there the output layer of GPT-2 has weights of its own, and so it has for the LSTM
-always, without the normalisation of embeddings, for which there is no layer.
+Opacus has its own layer rules, so the networks are rewritten for it: `nn.Linear` for GPT-2's
+`Conv1D`, position ids for each sequence, `DPLSTM` for the LSTM. Its ghost clipping refuses tied
+parameters, so GPT-2's output layer then has its own weights. The LSTM's output layer always has its
+own weights, without normalised embeddings, as Opacus has no layer for these.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PositionedGpt(nn.Module):
 
 
 class UntiedLstm(nn.Module):
-    """Embedding, DPLSTM, projection, and an output layer with weights of its own."""
+    """Embedding, DPLSTM, projection, and an output layer with its own weights."""
 
     def __init__(self, config: dict[str, Any], words: torch.Tensor) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ def _linear_for_conv1d(module: nn.Module) -> None:
 
 
 def prepare(request: dict[str, Any]) -> tuple[Compute, dict[str, Any]]:
-    """Return a computation of Σ clip(gradient) over all sequences, and notes.
+    """Return a function that computes Σ clip(gradient) over all sequences, and notes.
 
     The request has `mode` ("flat", "ghost" or "fast gradient clipping"), `weights` and `tokens`
-    (sequences, 1, length) as paths, and `clip`. The notes say whether weights are tied, and how
-    far the sum is from that of a loop of autograd over the same network.
+    (sequences, 1, length) as paths, and `clip`. The notes say whether weights are tied, and give
+    the distance of the sum from an autograd loop over the same network.
     """
     tokens = torch.from_numpy(np.load(request["tokens"])).flatten(0, 1)
     mode, clip = request["mode"], request["clip"]
@@ -124,7 +124,7 @@ def _flat(network: nn.Module, tokens: torch.Tensor, clip: float) -> Compute:
         loss = mean_losses(module(tokens), tokens).sum()
         torch.autograd.backward(loss)
         optimizer.clip_and_accumulate()
-        # Opacus puts it there
+        # the attribute that Opacus sets
         return {name: vars(value)["summed_grad"] for name, value in network.named_parameters()}
 
     return compute
@@ -152,7 +152,7 @@ def _two_passes(network: nn.Module, tokens: torch.Tensor, clip: float, *, ghost:
 
 
 def _loop(network: nn.Module, tokens: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
-    """Return the reference sum, by a backward pass a sequence."""
+    """Return the reference sum, with one backward pass per sequence."""
     parameters = dict(network.named_parameters())
     total = {name: torch.zeros_like(value) for name, value in parameters.items()}
     for row in torch.split(tokens, 1):

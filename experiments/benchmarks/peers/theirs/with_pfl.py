@@ -24,7 +24,7 @@ from .networks import Gpt, Lstm, build, mean_losses
 
 
 class Learner(nn.Module):
-    """The network with the two methods that pfl asks of one."""
+    """The network with the two methods that pfl requires."""
 
     def __init__(self, network: Gpt | Lstm) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Learner(nn.Module):
         return mean_losses(self.network(tokens), tokens).mean()
 
     def metrics(self, tokens: torch.Tensor) -> dict[str, Any]:
-        """Return the metrics of an evaluation; none is run here."""
+        """Return the metrics of an evaluation; not used here."""
         return {"loss": Weighted(self.loss(tokens).item(), len(tokens))}
 
 
 def prepare(
     request: dict[str, Any],
 ) -> tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any]]:
-    """Return a round over all users, whose result is Σ clip(θ_server − θ_local), and notes.
+    """Return a function that computes Σ clip(θ_server − θ_local) over all users, and notes.
 
     The request has `weights` and `tokens` (users, examples, length) as paths, `clip`,
     `learning_rate` and `batch_size`, None for all of a user's examples at once.
@@ -83,7 +83,7 @@ def prepare(
 
 
 def _all(users: int) -> Callable[[], int]:
-    """Return a sampler that gives one user after the other, and again from the first."""
+    """Return a sampler that cycles through all users."""
     drawn = 0
 
     def sample() -> int:

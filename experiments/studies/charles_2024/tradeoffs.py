@@ -3,8 +3,8 @@
 Users are speakers of Shakespeare's plays, or users of a file (`--data`). SGD trains the token
 embeddings of `tiny-gpt` for 12 rounds. Group sizes and cohorts come from `fedsim plan`: the median
 user size for ELS, Estimate-and-Double for ULS. A budget is the expected number of gradients per
-round. The learning rate is tuned for every line. The clip norm is 0.25, the choice of all lines in
-an earlier tuning. With `--model`, Adam trains adapters of that model for 8 rounds instead, with the
+round. The learning rate is tuned for every line. The clip norm is 0.25; all lines chose it when it
+was tuned, too. With `--model`, Adam trains adapters of that model for 8 rounds instead, with the
 planned clip norm.
 
 The paper has 8,759 and 342,477 users, 350 M parameters and 2,000 to 10,000 rounds. The plays have

@@ -38,7 +38,7 @@ def choose_engine(
 ) -> Engine:
     """Return the engine of a config's `executor.engine` for this task and model.
 
-    "auto" is chosen by the model and the memory, of mean gradients by the tokens of a unit, too.
+    "auto" depends on the model and the memory, and for mean gradients also on the tokens of a unit.
     The log says which engine it is, and why. A plug-in's own local training is computed by `loop`.
 
     Args:

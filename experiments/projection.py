@@ -130,7 +130,7 @@ class Projection:
 def project(setting: Setting, constants: Constants, price: float = PRICE) -> Projection:
     """Return the projection with one sum per worker; the parts of a round do not overlap.
 
-    By collectives, each worker has the cores that the server was measured with.
+    With collectives, each worker is assumed to have the cores of the measured server.
     """
     whole = setting.trainable == setting.parameters
     rate = constants.all_parameters if whole else constants.adapters

@@ -115,7 +115,7 @@ class UnitScores(nn.Module):
 
     @property
     def embedding(self) -> nn.Embedding:
-        """The embedding whose rows score."""
+        """The embedding; its rows score the words."""
         return self._embedding[0]
 
     def forward(self, inputs: torch.Tensor, words: UnitRows) -> torch.Tensor:

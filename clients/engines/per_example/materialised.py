@@ -172,7 +172,7 @@ class Materialised:
             return torch.Tensor(norms.square())
         if name in self._merged:
             return self._merged[name].squares(num_units)
-        if name not in self._dense:  # nothing used it
+        if name not in self._dense:  # no term used the parameter
             return torch.zeros(num_units, dtype=torch.float64, device=self._layout[name].device)
         return block_squares(self._dense[name].flatten(1))
 

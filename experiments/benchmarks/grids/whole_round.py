@@ -25,10 +25,10 @@ _WARM = 2  # rounds in which stores and buffers take fresh memory, which is slow
 
 
 def whole_rounds() -> list[Row]:
-    """Return the seconds of a round with noise and Adam's step; and what workers send by TCP.
+    """Return the seconds of a round with noise and Adam's step, and the bytes sent by workers.
 
-    `copies` is what a worker sends over 2·(n-1)/n float32 copies of the parameters, by the
-    counters of the loopback interface; Ray's own messages are in it.
+    `copies` divides the bytes that a worker sends by 2·(n-1)/n float32 copies of the parameters.
+    Counters of the loopback interface give the bytes, which include Ray's own messages.
     """
     return [row for case, (size, workers) in _CASES.items() for row in _case(case, size, workers)]
 

@@ -115,7 +115,7 @@ def _rows_of(dataset: Any, indices: Indices) -> Any:  # noqa: ANN401  (an untype
 
 
 def _touch(store: TokenStore) -> None:
-    """Read the store once, so that its pages are in memory."""
+    """Read the store once, to load its pages into memory."""
     for first in range(0, store.num_examples, 1 << 20):
         store.padded(np.arange(first, min(first + (1 << 20), store.num_examples), 16))
 

@@ -166,7 +166,7 @@ def everything(table: Slice) -> Choices:
 
 
 def extreme(table: Slice, field: str) -> Choices:
-    """Return the point of a budget whose `field`, group or cohort size, is largest."""
+    """Return the point of a budget with the largest `field` (group or cohort size)."""
     return {
         budget: {max(splits(table, budget), key=lambda point: getattr(point, field)): 1.0}
         for budget in budgets(table)

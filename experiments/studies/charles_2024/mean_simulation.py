@@ -163,7 +163,7 @@ def clipped_sum(
     Args:
         estimate: (trials, settings, d), θ.
         values: (trials, units, d), v.
-        present: (trials, units), 1, or 0 where a trial has fewer units.
+        present: (trials, units), 1 for units, 0 for padding of trials with fewer units.
         largest: (settings, 1), 1/C: θ - v is multiplied by min(1/C, 1/‖θ - v‖).
     """
     squares = torch.baddbmm(

@@ -26,7 +26,7 @@ SIZES = {"group-privacy": "batch_size", "els": "batch_size", "uls": "cohort_size
 
 
 def grid(quick: bool, options: Options) -> Iterator[Cell]:
-    """Yield three strategies with 1 to 8 records a user."""
+    """Yield three strategies with 1 to 8 records per user."""
     epsilons, counts = (EPSILONS[-1:], RECORDS[:2]) if quick else (EPSILONS, RECORDS)
     rounds, units = options.rounds or ROUNDS, 8 if quick else 64
     for strategy, epsilon, records in product(SIZES, options.epsilons or epsilons, counts):

@@ -157,7 +157,7 @@ class Study:
         made = [f"Made by `{command}`."]
         if quick:
             made.append(
-                "Of a quick run sizes, rounds and seeds may be below what the text above says."
+                "In a quick run, sizes, rounds and seeds may be below those in the text above."
             )
         lists = {"Settings": (*result.settings, *made), "Notes": result.notes}
         parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-TOUR = Path(__file__).parents[2] / "docs" / "tour.ipynb"
+TOUR = Path(__file__).parents[3] / "docs" / "tour.ipynb"
 FEWER = {"rounds = 10": "rounds = 3", "strategy.rounds=60": "strategy.rounds=3"}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedsim.accounting.rounding import text_up
-from fedsim.attacks.attack_report import AttackReport
-from fedsim.report.figures import UNCOVERED, Axis, Chart, Panel, Point, Series, curve
+from fedsim.report.attack_report import AttackReport
+from fedsim.report.figures import Axis, Chart, Panel, Point, Series, curve
 from fedsim.report.style import colour
-from fedsim.report.wording import NOT_COVERED, promised_text, terms_text
+from fedsim.report.wording import NOT_COVERED, promised_text
 
 LEAST_RATE = 1e-3  # start of the logarithmic axes
 
@@ -26,9 +26,7 @@ def attack_chart(report: AttackReport) -> Chart:
 
 def attack_panels(report: AttackReport) -> list[Panel]:
     """Return panels: both ROCs, AUROC over samples and, with checkpoints, over rounds."""
-    caption = UNCOVERED
-    if report.bound.auroc is not None:
-        caption = f"Dashed: the guarantee's bound; {terms_text(report.privacy)}. {caption}"
+    caption = "" if report.bound.auroc is None else "Dashed: the guarantee's bound."
     panels = [
         _roc(report, "roc", "ROC", caption, 0.0),
         _roc(report, "log-roc", "ROC, logarithmic", caption, LEAST_RATE),
@@ -41,7 +39,7 @@ def attack_panels(report: AttackReport) -> list[Panel]:
             curve("trained users", [(state.round, state.loss_in) for state in states], colour(0)),
             curve("held-out users", [(state.round, state.loss_out) for state in states], colour(1)),
         ]
-        gap = f"The wider the gap, the more the model overfits to its users. {caption}"
+        gap = "The wider the gap, the more the model overfits to its users."
         title = "Loss on text outside the training data"
         panels += [
             Panel("rounds", "AUROC over the rounds", caption, [auroc], y=Axis("AUROC")),

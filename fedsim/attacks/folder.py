@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsim.accounting.rounding import text_up
-from fedsim.attacks.attack_report import AttackReport
 from fedsim.attacks.charts import attack_chart, attack_panels
+from fedsim.report.attack_report import AttackReport
 from fedsim.report.drawing import pictures
 from fedsim.report.html import render_page
 from fedsim.utils.files import write_atomically

@@ -15,7 +15,12 @@ from typing import NamedTuple, get_args
 import numpy as np
 from scipy.stats import spearmanr
 
-from fedsim.attacks.attack_report import (
+from fedsim.attacks.roc import Measure, Scores, auroc, bootstrap, roc_curve
+from fedsim.attacks.roc import true_positive_rate as rate_at
+from fedsim.attacks.samples import AttackSamples, MemberSplit
+from fedsim.data.store import Indices, runs
+from fedsim.evaluation.scoring import ExampleScores
+from fedsim.report.attack_report import (
     Checkpoint,
     Curve,
     Group,
@@ -23,11 +28,6 @@ from fedsim.attacks.attack_report import (
     Operating,
     Statistic,
 )
-from fedsim.attacks.roc import Measure, Scores, auroc, bootstrap, roc_curve
-from fedsim.attacks.roc import true_positive_rate as rate_at
-from fedsim.attacks.samples import AttackSamples, MemberSplit
-from fedsim.data.store import Indices, runs
-from fedsim.evaluation.scoring import ExampleScores
 from fedsim.seeding import stream
 
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)

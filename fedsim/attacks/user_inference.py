@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.accounting.earlier_training import BUILT_IN
-from fedsim.attacks.attack_report import AttackReport, Bound
 from fedsim.attacks.measuring import (
     RESAMPLES,
     LogRatios,
@@ -36,6 +35,7 @@ from fedsim.evaluation.score_cache import ScoreCache
 from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_beside, materials_of
+from fedsim.report.attack_report import AttackReport, Bound
 from fedsim.report.schema import Privacy, RunReport, load_report
 from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint
 from fedsim.runner.folder import RunFolder

@@ -11,7 +11,7 @@ from fedsim.cli.output import Json, RunDir
 from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 if TYPE_CHECKING:
-    from fedsim.attacks.attack_report import AttackReport
+    from fedsim.report.attack_report import AttackReport
 
 
 def attack_command(  # noqa: PLR0917 (each is an option)

@@ -123,11 +123,12 @@ def compare_command(
 def _sweep(
     sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
 ) -> int:
-    from fedsim.report.comparison import comparison_table
+    from fedsim.report.comparison import comparison_tables
     from fedsim.sweep.compare import sweep
 
     result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
-    table_console().print(comparison_table(result.comparison).rich())
+    for table in comparison_tables(result.comparison):
+        table_console().print(table.rich())
     heads = {"budget spent": "Stopped", "halted": "Stopped", "diverged": "Diverged"}
     for outcome in result.outcomes:
         if outcome.ending != "finished":

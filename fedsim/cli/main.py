@@ -119,7 +119,7 @@ def demo_command(
         "runs/demo"
     ),
 ) -> None:
-    """Compare ULS, ELS and non-private training, with Shakespeare's speakers as users."""
+    """Train with and without privacy on Shakespeare's speakers, and attack both models."""
     from fedsim.registry import resolve
 
     resolve("demos", "demo", "demo")(out)

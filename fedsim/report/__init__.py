@@ -4,6 +4,7 @@ Start at `schema.py`, the types of `report.json`. `comparison.py` compares finis
 `grid_result.py` holds a grid over seeds, `tables.py` shows both. `figures.py` defines figures as
 values; `drawing.py` draws them with matplotlib, as SVG in pages and as PNG, SVG and PDF. The
 content of figures is in `html.py` (one run), `comparison.py` (a comparison) and `grid_page.py` (a
-grid). `templates` holds the pages. Studies draw their figures in `experiments/studies/common`,
-`fedsim bench` in `experiments/benchmarks/picture.py`.
+grid). `attack_report.py` has the types of `attack.json`, `attack_table.py` compares attacks.
+`templates` holds the pages. Studies draw their figures in `experiments/studies/common`, `fedsim
+bench` in `experiments/benchmarks/picture.py`.
 """

@@ -6,8 +6,10 @@ unit, neighbouring relation, sampler and accountant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fedsim.report.attack_report import AttackReport
+from fedsim.report.attack_table import Attacks, attack_panel, attack_table
 from fedsim.report.figures import UNCOVERED, Axis, Chart, Level, Panel, Point, Series
 from fedsim.report.html import LabelledRun, panels_over_rounds, render_page
 from fedsim.report.schema import Record, RoundMetrics, RunReport, Scores, is_finite
@@ -33,11 +35,12 @@ DIFFERENT_BUDGETS = "had different gradient budgets"
 
 
 class ComparedRun(Record):
-    """A run: its report, and its metrics after each evaluated round."""
+    """A run: its report, its metrics after each evaluated round, and an attack on it."""
 
     label: str
     report: RunReport
     evaluated: tuple[RoundMetrics, ...]
+    attack: AttackReport | None = None
 
 
 class Start(Record):
@@ -60,17 +63,21 @@ class Comparison(Record):
     notes: tuple[str, ...]
 
 
-def compare(reports: Sequence[LabelledRun]) -> Comparison:
+def compare(
+    reports: Sequence[LabelledRun], attacks: Mapping[str, AttackReport] | None = None
+) -> Comparison:
     """Compare runs, in the given order.
 
     Args:
         reports: (label, report, metrics) of each run; labels are unique.
+        attacks: by label, of the runs that were attacked.
     """
     runs = tuple(
         ComparedRun(
             label=label,
             report=report,
             evaluated=tuple(line for line in metrics if line.held_out is not None),
+            attack=(attacks or {}).get(label),
         )
         for label, report, metrics in reports
     )
@@ -117,6 +124,12 @@ def comparison_notes(reports: Sequence[RunReport]) -> list[str]:
     if budgets and max(budgets) > 1.01 * min(budgets):
         notes.append(f"The runs {DIFFERENT_BUDGETS}.")
     return notes
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Return the runs' table and, where runs were attacked, that of the attacks."""
+    attacks = attack_table(attacked(comparison))
+    return [comparison_table(comparison), *([attacks] if attacks else [])]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -192,19 +205,29 @@ def render_comparison(comparison: Comparison) -> str:
         "comparison.html.jinja",
         comparison=comparison,
         table=comparison_table(comparison),
+        attacks=attack_table(attacked(comparison)),
         panels=_panels(comparison),
     )
 
 
 def comparison_chart(comparison: Comparison) -> Chart:
-    """Return the picture: held-out loss over rounds, and final perplexity, of all runs."""
+    """Return the picture: loss over rounds, final perplexity and, of attacked runs, AUROC."""
     panels = [_panels(comparison)[0], _perplexity_panel(comparison)]
-    return Chart([panels], [*comparison.captions, f"Loss and perplexity: {NOT_COVERED}."])
+    if attacks := attacked(comparison):
+        panels.append(attack_panel(attacks))
+    return Chart([panels], [*comparison.captions, f"All scores: {NOT_COVERED}."])
+
+
+def attacked(comparison: Comparison) -> Attacks:
+    """Return label and attack of the runs that were attacked."""
+    return [(run.label, run.attack) for run in comparison.runs if run.attack is not None]
 
 
 def _panels(comparison: Comparison) -> list[Panel]:
     runs = [(run.label, run.report, run.evaluated) for run in comparison.runs]
-    return panels_over_rounds(runs, f"{'. '.join(comparison.captions)}.")
+    panels = panels_over_rounds(runs)
+    attacks = attacked(comparison)
+    return [*panels, *([attack_panel(attacks)] if attacks else [])]
 
 
 def _perplexity_panel(comparison: Comparison) -> Panel:

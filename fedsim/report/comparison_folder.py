@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedsim.report.attack_report import load_attack
 from fedsim.report.comparison import (
     Comparison,
     compare,
     comparison_chart,
-    comparison_table,
+    comparison_tables,
     render_comparison,
 )
 from fedsim.report.differences import differences_table
@@ -23,7 +24,6 @@ from fedsim.report.schema import Record, load_metrics, load_report
 from fedsim.report.tables import Table
 from fedsim.utils.files import write_atomically
 
-_TABLES = ("comparison.tex", "comparison-differences.tex")
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +31,9 @@ def write_comparison(
     run_dirs: Sequence[Path], out: Path, arms: Mapping[Path, Arm] | None = None
 ) -> Comparison:
     """Compare finished runs; write the files of `write_grid` except the table of differences.
+
+    A run folder with the files of `fedsim attack` has its attack in `comparison-attacks.tex`, in
+    `comparison.md`, in the picture and on the page.
 
     Args:
         run_dirs: run folders.
@@ -51,9 +54,15 @@ def write_comparison(
     labels = [", ".join(parts) for parts in label_parts(labelled)]
     if len(set(labels)) < len(labels):
         labels = [str(run_dir) for run_dir in run_dirs]
-    comparison = compare(list(zip(labels, reports, metrics, strict=True)))
+    attacks = {
+        label: attack
+        for label, run_dir in zip(labels, run_dirs, strict=True)
+        if (attack := load_attack(run_dir)) is not None
+    }
+    comparison = compare(list(zip(labels, reports, metrics, strict=True)), attacks)
     page, chart = render_comparison(comparison), comparison_chart(comparison)
-    _write(out, comparison, [comparison_table(comparison)], chart, page)
+    tables = dict(zip(("", "-attacks"), comparison_tables(comparison), strict=False))
+    _write(out, comparison, tables, chart, page)
     return comparison
 
 
@@ -64,19 +73,19 @@ def write_grid(result: GridResult, out: Path) -> None:
     `comparison-caption.tex` has them. `comparison-differences.tex` has the differences of arms.
     """
     pairs = differences_table(result)
-    tables = [grid_table(result), *([pairs] if pairs else [])]
+    tables = {"": grid_table(result), **({"-differences": pairs} if pairs else {})}
     _write(out, result, tables, grid_chart(result), render_grid(result))
 
 
-def _write(out: Path, result: Record, tables: Sequence[Table], chart: Chart, page: str) -> None:
+def _write(out: Path, result: Record, tables: Mapping[str, Table], chart: Chart, page: str) -> None:
     # Render everything before writing, so that an error leaves no incomplete folder.
     contents: dict[str, bytes | str] = {
         "comparison.json": result.model_dump_json(indent=2) + "\n",
-        "comparison.csv": tables[0].csv(),
-        "comparison.md": "\n".join(table.markdown() for table in tables),
+        "comparison.csv": tables[""].csv(),
+        "comparison.md": "\n".join(table.markdown() for table in tables.values()),
         "comparison.html": page,
-        **{name: table.latex() for name, table in zip(_TABLES, tables, strict=False)},
-        "comparison-caption.tex": "".join(table.caption() for table in tables),
+        **{f"comparison{suffix}.tex": table.latex() for suffix, table in tables.items()},
+        "comparison-caption.tex": "".join(table.caption() for table in tables.values()),
         **pictures("comparison", chart._replace(notes=())),
         "comparison.png": draw(chart, "png"),
     }

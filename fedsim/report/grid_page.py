@@ -9,7 +9,6 @@ from typing import Literal
 
 from fedsim.report.differences import differences_table
 from fedsim.report.figures import (
-    UNCOVERED,
     Axis,
     Chart,
     Panel,
@@ -25,7 +24,6 @@ from fedsim.report.grid_result import (
     captions,
     grid_table,
     line_labels,
-    terms,
 )
 from fedsim.report.html import render_page
 from fedsim.report.labels import BUDGET, EPSILON, label_parts
@@ -144,7 +142,7 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
             Panel(
                 f"{over}-{number}",
                 title if held is None else heading.format(held),
-                _caption(inside),
+                "",
                 [one for one in series if one.points],
                 x=Axis(label, log=True, limits=limits, ticks=ticks),
                 y=Axis(LOSS, limits=_loss_limits(lines)),
@@ -159,7 +157,7 @@ def _rows(lines: Sequence[CellResult]) -> Panel:
     return Panel(
         "lines",
         "Held-out loss",
-        _caption(lines),
+        "",
         [
             Series(shorten(labels[line.name], 44), [_point(row, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
@@ -195,7 +193,3 @@ def _loss_limits(lines: Iterable[CellResult]) -> tuple[float, float]:
     worst = min(max(*means, start), start + gain)
     room = 0.15 * max(worst - best, gain)
     return best - room, worst + room
-
-
-def _caption(lines: Sequence[CellResult]) -> str:
-    return " ".join([*(f"{text}." for text in terms(lines)), UNCOVERED])

@@ -10,10 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from fedsim.report import wording
 from fedsim.report.drawing import page_svg
-from fedsim.report.figures import UNCOVERED, Axis, Level, Panel, curve, start_levels
+from fedsim.report.figures import Axis, Level, Panel, curve, start_levels
 from fedsim.report.schema import RoundMetrics, RunReport, is_finite, load_metrics, save_report
 from fedsim.report.style import colour, dash, shorten
-from fedsim.report.wording import decimal_text, terms_text
+from fedsim.report.wording import decimal_text
 from fedsim.utils.files import write_atomically
 
 HTML_FILE = "report.html"
@@ -43,7 +43,6 @@ def render_run(report: RunReport, metrics: Sequence[RoundMetrics]) -> str:
 
 def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel]:
     """Return the panels of one run: losses, ε, attackers, accuracy, cohorts, signal over noise."""
-    terms = f"{terms_text(report.privacy)}."
     scored = [(line.round, line.held_out) for line in metrics if line.held_out]
     shares = [(at, 100 * scores.accuracy_top1) for at, scores in scored]
     trained = [(line.round, line.train_loss) for line in metrics if line.train_loss]
@@ -52,11 +51,11 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
     ratios = [(line.round, line.release_over_noise) for line in metrics if line.release_over_noise]
     start = 100 * report.utility.initial.accuracy_top1
     panels = [
-        *panels_over_rounds([("this run", report, metrics)], terms),
+        *panels_over_rounds([("this run", report, metrics)]),
         Panel(
             "training",
             "Training loss beside held-out loss",
-            f"In both, all units have equal weight, as do a unit's examples. {UNCOVERED}",
+            "In both, all units have equal weight, as do a unit's examples.",
             [
                 curve("cohort's training loss", trained, width=0.7),
                 curve(
@@ -70,7 +69,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
         Panel(
             "accuracy",
             "Top-1 accuracy",
-            UNCOVERED,
+            "",
             [curve("top-1 accuracy", shares, colour(2))],
             y=Axis("per cent"),
             levels=[Level(start, f"start {decimal_text(start, 1)} %")] if is_finite(start) else [],
@@ -78,7 +77,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
         Panel(
             "cohort",
             "Cohort size",
-            f"Units drawn per round, and the number of units that the clip shrank. {UNCOVERED}",
+            "Units drawn per round, and the number of units that the clip shrank.",
             [
                 curve("drawn", drawn, colour(3), width=1.0),
                 curve("clipped", clipped, colour(4), width=0.7),
@@ -91,8 +90,7 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
             Panel(
                 "signal",
                 "Release over noise",
-                "Norm of a round's release divided by the norm of its noise, from releases only. "
-                + terms,
+                "Norm of a round's release divided by the norm of its noise, from releases only.",
                 [curve("release over noise", ratios, colour(5), width=1.0)],
                 levels=[Level(1.0, "only noise")],
             )
@@ -100,12 +98,11 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
     return panels
 
 
-def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
+def panels_over_rounds(runs: Sequence[LabelledRun]) -> list[Panel]:
     """Return panels of held-out loss and, for runs with a guarantee, of ε and attackers' ROCs.
 
     Args:
-        runs: label, report and metrics of each run.
-        terms: terms of each ε, for captions. Runs without a guarantee are not in the ε panel.
+        runs: label, report and metrics of each run. Those without a guarantee have no ε to show.
     """
     losses, spent, bounds = [], [], []
     for index, (label, report, metrics) in enumerate(runs):
@@ -123,7 +120,7 @@ def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
         Panel(
             "loss",
             "Held-out loss",
-            UNCOVERED,
+            "",
             losses,
             y=Axis("nats per token"),
             levels=start_levels(report.utility.initial.loss for _, report, _ in runs),
@@ -131,14 +128,14 @@ def panels_over_rounds(runs: Sequence[LabelledRun], terms: str) -> list[Panel]:
     ]
     if spent:
         y = Axis("ε", from_zero=True)
-        panels.append(Panel("epsilon", "Privacy loss ε spent", terms, spent, y=y))
+        panels.append(Panel("epsilon", "Privacy loss ε spent", "", spent, y=y))
     if bounds:
         share = "Upper bound on the share of training users that an attacker can identify."
         panels.append(
             Panel(
                 "trade-off",
                 "Bound on every attacker",
-                f"{share} {terms}",
+                share,
                 [*bounds, curve("guessing", [(0.0, 0.0), (1.0, 1.0)], width=0.7)],
                 x=Axis("false positive rate", limits=(0.0, 1.0)),
                 y=Axis("true positive rate", limits=(0.0, 1.01)),

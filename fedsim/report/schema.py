@@ -321,8 +321,16 @@ def load_report(run_dir: str | os.PathLike[str]) -> RunReport:
     Raises:
         ConfigError: no such folder or file, or its content is not a report.
     """
-    path = Path(run_dir) / REPORT_FILE
-    return _parse(RunReport, _read(path), f"{path}")
+    return load_record(RunReport, Path(run_dir) / REPORT_FILE)
+
+
+def load_record(kind: type[_Kind], path: Path) -> _Kind:
+    """Read a record from a JSON file.
+
+    Raises:
+        ConfigError: no such file, or its content is no such record.
+    """
+    return _parse(kind, _read(path), f"{path}")
 
 
 def load_metrics(run_dir: str | os.PathLike[str]) -> tuple[RoundMetrics, ...]:

@@ -16,13 +16,14 @@ from PIL import Image
 
 from fedsim.accounting.events import RoundCost
 from fedsim.accounting.trade_off import TradeOff
-from fedsim.attacks.attack_report import AttackReport, Bound
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.user_inference import attack_run, bound_of
 from fedsim.cli.attack import _show
 from fedsim.evaluation import scoring
 from fedsim.language_model import LanguageModel
+from fedsim.report.attack_report import AttackReport, Bound
+from fedsim.report.attack_table import attack_table
 from fedsim.report.drawing import FORMS
 from fedsim.report.schema import Privacy, TradeOffBound
 from fedsim.runner.detailed_evaluation import evaluate_run
@@ -146,6 +147,23 @@ def test_the_page_and_the_picture(attacked: Path, found: dict[str, Any]) -> None
         assert picture.width == 1600
 
 
+def test_a_comparison_shows_the_attacks_on_its_runs(
+    attacked: Path, found: dict[str, Any], tmp_path: Path
+) -> None:
+    shown = fedsim_ok("compare", attacked, "--out", tmp_path)
+    page = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    table = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    for name, group in zip(("users", "planted users"), found["groups"], strict=True):
+        best = group["measured"][0]
+        low, high = best["auroc_interval"]
+        cells = ["2", f"{group['users_in']} + {group['users_out']}", f"{best['auroc']:.3f}"]
+        assert f"| {' | '.join([name, *cells, f'{low:.3f} to {high:.3f}', '–'])} |" in table
+        assert f"{name} · {cells[-1]}" in page
+        assert cells[-1] in shown.stdout
+    assert 'id="attacks"' in page and found["bound"]["reason"] in table
+    assert r"\toprule" in (tmp_path / "comparison-attacks.tex").read_text(encoding="utf-8")
+
+
 def test_what_a_guarantee_allows_is_rounded_up(
     found: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +172,8 @@ def test_what_a_guarantee_allows_is_rounded_up(
     report = AttackReport.model_validate(found | changed)
     assert "allows an AUROC of up to 0.696." in attack_chart(report).notes[0]
     assert "<strong>0.696</strong>" in render_attack(report)
+    table = attack_table([("private", report)])
+    assert table is not None and [row[-1] for row in table.rows] == ["0.696", "0.696"]
     _show(report)
     assert "allows an AUROC of up to 0.696." in " ".join(capsys.readouterr().out.split())
 

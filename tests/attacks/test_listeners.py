@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.attacks.attack_report import AttackReport
 from fedsim.attacks.charts import attack_chart
 from fedsim.attacks.folder import render_attack
 from fedsim.attacks.samples import known_samples
@@ -19,6 +18,7 @@ from fedsim.data.split import split_store
 from fedsim.evaluation import score_cache
 from fedsim.evaluation.scoring import score_examples
 from fedsim.materials import Materials, load_materials
+from fedsim.report.attack_report import AttackReport
 from fedsim.runner.launch import run
 from fedsim.strategy import build_plan
 from tests.attacks.conftest import attacked_config

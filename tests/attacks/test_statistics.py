@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim.attacks.attack_report import Checkpoint, Statistic
 from fedsim.attacks.measuring import STATISTICS, rank_correlation, statistic
+from fedsim.report.attack_report import Checkpoint, Statistic
 
 RATIOS = np.array([[1.0, 4.0], [5.0, 0.5], [0.5, 9.0]])
 

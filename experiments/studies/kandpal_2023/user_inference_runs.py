@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
-from fedsim.attacks.attack_report import AttackReport, Group, Measured
 from fedsim.config import Config, parse_config
 from fedsim.data.sources.shakespeare import private_speeches
 from fedsim.experiments.studies.common.runs import written
 from fedsim.materials import load_materials
+from fedsim.report.attack_report import AttackReport, Group, Measured
 from fedsim.report.wording import epsilon_text
 from fedsim.sampling import PoissonSampling
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from fedsim.report.schema import (
     Record,
     Shares,
     Text,
+    load_record,
 )
 
 Bounds = Annotated[tuple[Probability, Probability], Field(strict=False)]
@@ -110,3 +112,13 @@ class AttackReport(Record):
     privacy: Privacy
     resamples: Annotated[int, Field(ge=2)]
     note: Text
+
+
+def load_attack(run_dir: Path) -> AttackReport | None:
+    """Read what `fedsim attack` left in a run folder; None if the run was not attacked.
+
+    Raises:
+        ConfigError: the file cannot be read, or is malformed.
+    """
+    path = run_dir / "attack" / "attack.json"
+    return load_record(AttackReport, path) if path.exists() else None

@@ -101,10 +101,10 @@ def _for_local_training(model: LanguageModel, num_bytes: int) -> Engine:
     """Return the engine that "auto" chooses for `LocalSGD`, and log the reason."""
     try:
         if _chooses_experts(model):
-            raise NotCovered("experts: rounding in a shared pass can tip a token's choice")
+            raise NotCovered("a token's choice of experts, which rounding in a shared pass can tip")
         engine = StackedEngine(cast(OpenModel, model), num_bytes)
     except NotCovered as layer:
-        log.info("%s: engine loop; no layer rule for %s", model.name, layer)
+        log.info("%s: engine loop; not side by side: %s", model.name, layer)
         return loop
     if engine.most_users < 2:
         log.info("%s: engine loop; no room for two users' parameters", model.name)

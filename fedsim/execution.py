@@ -122,7 +122,7 @@ class Task(Protocol):
 
 
 class Engine(Protocol):
-    """How the clipped sum over units is computed; every engine gives what `loop` gives."""
+    """How the clipped sum over units is computed; all engines give the sum of `loop`."""
 
     def __call__(
         self,

@@ -98,7 +98,8 @@ class StreamDropout(nn.Module):
                 f"({len(values)} rows of {len(streams)} texts); give 0, or other "
                 "model.lora_target_modules"
             )
-        keys = _mixed(streams ^ _mixed_int(self._site))
+        # Blocks of one network may lie on several GPUs.
+        keys = _mixed(streams.to(values.device) ^ _mixed_int(self._site))
         count = values[0].numel()
         counter = torch.arange(1, count + 1, device=values.device) * _GAMMA
         chances = _mixed(keys[:, None] + counter) & _POSITIVE

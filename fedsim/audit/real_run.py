@@ -114,6 +114,9 @@ def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAu
     included = flip_coins(num_canaries, coin_seed)
     planted, first_key, watch = with_canaries(plan, canaries, included)
     rounds = config.strategy.rounds
+    # The canaries are added to the sum, which collectives leave on the workers.
+    executor_keys = config.executor.model_copy(update={"reduce": "central"})
+    config = config.model_copy(update={"executor": executor_keys})
     with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
         inner = build_executor(config, materials, plan, grid, device)
         executor = CanaryExecutor(inner, canaries, plan, first_key)

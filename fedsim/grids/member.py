@@ -34,6 +34,10 @@ _PIECE = 2**20  # entries that a worker sends to another at once: 4 MiB
 _TIMEOUT = timedelta(minutes=10)  # of one exchange, which all workers begin together
 
 
+class NotJoinedError(RuntimeError):
+    """A worker that was started again is in no group yet."""
+
+
 class Member:
     """One worker of a group.
 
@@ -47,6 +51,7 @@ class Member:
         self.fetch: Callable[[Sequence[Any]], Sequence[Stored]] = list
         self.host = "127.0.0.1"
         self.parameters: dict[str, torch.Tensor] = {}
+        self._joined = False
         self._version = ""  # of the parameters; "" while they are written
         self._moments: tuple[Tensors, Tensors] | None = None  # optimizer state, average: the share
         self._sum: dict[str, torch.Tensor] = {}
@@ -66,11 +71,17 @@ class Member:
         distributed.init_process_group(
             backend, f"tcp://{host}:{port}", _TIMEOUT, world_size=shares.count, rank=rank
         )
-        self._rank, self._shares, self._version = rank, shares, ""
+        self._rank, self._shares, self._version, self._joined = rank, shares, "", True
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")  # of the share
 
     def begin(self, version: str, device: str, parameters: Sequence[Any]) -> None:
-        """Make ready for a round: read the stored parameters, unless this version is here."""
+        """Make ready for a round: read the stored parameters, unless this version is here.
+
+        Raises:
+            NotJoinedError: this worker died between two rounds and was started again.
+        """
+        if not self._joined:
+            raise NotJoinedError("a worker died between two rounds")
         self._sum = {}
         if version != self._version:
             self._version, self._moments = "", None

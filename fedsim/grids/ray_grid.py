@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from fedsim.errors import ConfigError
 from fedsim.grids.collective import Call, WorkerLostError
 from fedsim.grids.identity import OneRunGrid
+from fedsim.grids.member import NotJoinedError
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require, require_here
 from fedsim.grids.ray_worker import Envelope, Worker
 
@@ -120,12 +121,16 @@ class RayGrid(OneRunGrid):
                         )
                     self._ray.get(reference)
                 except errors.RayTaskError as error:
-                    failed = _COLOURS.sub("", str(error))
+                    text = _COLOURS.sub("", str(error))
+                    if isinstance(error.cause, NotJoinedError):
+                        lost = text
+                    else:
+                        failed = text
                 except errors.RayError as error:
                     lost = str(error)
             waiting = waiting if ready else []
         if lost:
-            raise WorkerLostError(lost)
+            raise WorkerLostError(f"{lost}; another worker failed: {failed}" if failed else lost)
         if failed:
             raise RuntimeError(f"a worker failed: {failed}")
         told = self._ray.get(heads)

@@ -107,7 +107,7 @@ def test_stacked_computes_what_loop_does(
         engine = choose_engine("auto", task, model)
     if name in ALONE:
         assert engine is loop
-        assert "engine loop; no layer rule for" in caplog.text
+        assert "engine loop; not side by side" in caplog.text
         return
     assert isinstance(engine, stacked.StackedEngine), caplog.text
     clips = NoClip(), PerLayerClip.evenly(0.01, layers_of(parameters))
@@ -135,7 +135,7 @@ def test_experts_are_computed_alone(name: str, caplog: Log) -> None:
     model, _ = network(name, torch.float32)
     with caplog.at_level("INFO"):
         assert choose_engine("auto", GivenLocalSGD(model, [], 0.1), model) is loop
-    assert "engine loop; no layer rule for experts" in caplog.text
+    assert "engine loop; not side by side: a token's choice of experts" in caplog.text
 
 
 class OfAPlugIn(GivenLocalSGD):

@@ -77,7 +77,7 @@ def interruptible() -> Iterator[None]:
     ("sent", "times", "kept"),
     [("SIGINT", 1, 3), ("SIGINT", 2, 2), ("SIGTERM", 2, 3), ("SIGHUP", 1, 3)],
 )
-@pytest.mark.parametrize("at", ["earlier_noise", "step", "write_ledger"])
+@pytest.mark.parametrize("at", ["earlier_noise", "advance", "write_ledger"])
 def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
     speeches: Path,
     tmp_path: Path,
@@ -97,7 +97,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_loses_no_round(
         strategy={"rounds": 4},
         privacy={"noise": "secure", "epsilon": 8.0, "noise_multiplier": None, "delta": 1e-4},
     )
-    homes = {"earlier_noise": RoundPlan, "step": ServerOptimizer, "write_ledger": RunFolder}
+    homes = {"earlier_noise": RoundPlan, "advance": ServerOptimizer, "write_ledger": RunFolder}
     original, calls = getattr(homes[at], at), iter(range(9))
 
     def interrupted(*args: Any, **named: Any) -> Any:  # noqa: ANN401  (as of each)

@@ -83,14 +83,24 @@ def test_a_canarys_units_are_drawn_by_the_runs_coins_and_add_the_clip_bound(
         assert not turns[0] & turns[1]
 
 
+class Shrink(torch.optim.Optimizer):
+    """Multiplies each parameter by a share."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ANN401
+        for group in self.param_groups:
+            for value in group["params"]:
+                value.mul_(group["share"])
+
+
 @dataclass(frozen=True)
 class OwnStep(ServerOptimizer):
     """A plug-in's optimizer, with a field of its own."""
 
     share: float = 0.0
 
-    def step(self, parameters: Tensors, gradient: Any, state: Tensors, **_: Any) -> Any:  # noqa: ANN401
-        return {name: value * self.share for name, value in parameters.items()}, {}
+    def torch_optimizer(self, values: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return Shrink(values, {"lr": 1.0, "share": self.share})
 
 
 def test_a_plugins_optimizer_steps_in_an_audit(materials: Materials, speeches: Path) -> None:

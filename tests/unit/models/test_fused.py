@@ -62,7 +62,7 @@ def test_fused_attention_is_the_same_attention_or_refused(name: str) -> None:
     module = make()
     fused = config.model_copy(update={"attention": "sdpa"})
     if name in REFUSED:
-        with pytest.raises(ConfigError, match=r"model\.attention = 'sdpa': .* leave it out"):
+        with pytest.raises(ConfigError, match=r"model\.attention = 'sdpa': .* leave this key out"):
             of(module, fused)
         return
     plain, other = of(copy.deepcopy(module), config), of(module, fused)

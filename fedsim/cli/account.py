@@ -95,7 +95,7 @@ def uls(
     With --sampler balanced each user takes part once in each of --participations passes over the
     rounds. With --sampler cyclic the users take turns in --groups groups, which correlated noise
     needs. Mechanism "banded" allows any cohort size. "blt" needs whole groups: leave out
-    --cohort-size. With both samplers, stopping early costs the ε of all rounds.
+    --cohort-size. A balanced or cyclic run that stops early costs the ε of all planned rounds.
     """
     if relation is Relation.FIXED_GRAPH:
         raise ConfigError("--relation fixed-graph: no accountant supports it with sampled users")

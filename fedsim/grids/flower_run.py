@@ -167,7 +167,8 @@ def _ask(env: dict[str, str], *arguments: str) -> dict[str, Any]:
     try:
         answer = dict(json.loads(out))
     except ValueError:
-        raise FlowerRunError(f"flwr {arguments[0]}: {out.decode(errors='replace')}") from None
+        text = out.decode(errors="replace")
+        raise FlowerRunError(f"flwr {arguments[0]}: the answer is not JSON: {text}") from None
     if not answer.get("success"):
         raise FlowerRunError(f"flwr {arguments[0]}: {answer.get('error-message', answer)}")
     return answer

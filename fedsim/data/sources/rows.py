@@ -106,7 +106,9 @@ def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
     if not num_rows:
         raise unusable(spec.source, "holds no rows")
     if not any_user:
-        raise ConfigError(f"{field}: all values are null")
+        raise ConfigError(
+            f"{field}: all values are null; name the column with the user of each row"
+        )
     if only_numbers:
         raise ConfigError(
             f"data.text_column = {spec.text_column!r}: holds only numbers; wanted: strings"

@@ -1,4 +1,4 @@
-"""A round's release, and what the server's step moves: in this process or on its workers."""
+"""A round's release and the state that the server's step changes, here or on the workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.tensors import Tensors, l2_norm
 
 
 class Trained(NamedTuple):
-    """What a step moves, as in `ServerState`: whole, or one worker's share."""
+    """The parts of `ServerState` that a step changes: whole, or one worker's share."""
 
     parameters: Tensors
     optimizer_state: Tensors
@@ -20,7 +20,7 @@ class Trained(NamedTuple):
 
 
 Step = Callable[[Trained, dict[str, torch.Tensor], bool], Trained]
-"""From what there is, the gradient (used up), and whether to keep both as they are."""
+"""From the state before, the gradient (used up) and whether to keep both, the state after."""
 
 
 class Release:

@@ -22,13 +22,13 @@ from fedsim.tensors import Tensors, zeros_like
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """How a user moves: θ ← θ − rate·v with v ← momentum·v + ∇f(θ) + proximal·(θ − θ_server).
+    """A local step: θ ← θ − rate·v with v ← momentum·v + ∇f(θ) + proximal·(θ − θ_server).
 
     Attributes:
-        learning_rate: of the first step.
-        momentum: what is left of v, which begins as zero; below 1.
-        proximal: FedProx's μ (Li et al. 2020), which holds a user near the server.
-        schedule: "constant", or "linear", which takes the rate down to 0 behind the last step.
+        learning_rate: learning rate of the first step.
+        momentum: factor on the previous v, below 1; v starts at zero.
+        proximal: FedProx's μ (Li et al. 2020): pulls the user's parameters to the server's.
+        schedule: "constant", or "linear": the rate falls linearly and is 0 after the last step.
     """
 
     learning_rate: float
@@ -37,7 +37,7 @@ class LocalSteps:
     schedule: Literal["constant", "linear"] = "constant"
 
     def rate(self, step: int, num_steps: int) -> float:
-        """Return the learning rate of a step, counted from 0, of so many of a user.
+        """Return the learning rate of `step`, from 0, for a user who takes `num_steps` steps.
 
         Examples:
             >>> [LocalSteps(0.5, schedule="linear").rate(step, 2) for step in range(2)]
@@ -55,8 +55,8 @@ class LocalSGD(UserTask):
     is applied once, to the whole difference.
 
     Attributes:
-        steps: how a user moves.
-        batch_size: examples of a local step.
+        steps: rule of the local steps.
+        batch_size: maximum number of examples of a local step.
     """
 
     averages_gradients: ClassVar[bool] = False

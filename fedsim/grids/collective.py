@@ -86,11 +86,11 @@ class Crew(Protocol):
 
 
 class SharedTensors(Mapping[str, torch.Tensor]):
-    """Tensors of which each worker stored a share; all are read when one is asked for.
+    """Tensors stored in shares by the workers; reading one tensor reads all shares.
 
     Attributes:
         references: of the shares.
-        version: what workers that have them call them.
+        version: name of these tensors on the workers that hold them.
         finite: whether no entry is NaN or infinite.
     """
 
@@ -146,7 +146,7 @@ class SharedRelease(Release):
         self.num_entries = group.num_entries
 
     def stepped(self, step: Step, trained: Trained, *, keep: bool) -> Trained:
-        """Step each share on its worker; what there was is kept."""
+        """Step each share on its worker; the earlier shares stay stored."""
         return self._group.stepped(step, trained)
 
 

@@ -141,7 +141,7 @@ class Member:
             version: of the parameters after it.
             step: of the server's optimizer.
             state: the one place where the share of the optimizer's state is stored.
-            average: that of the average.
+            average: the one place where the share of the average is stored.
 
         Returns:
             Whether the share's parameters are finite, and the names in state and average; then

@@ -28,8 +28,10 @@ def check_memory(
     """Raise `ConfigError` if a round's least needs do not fit the memory.
 
     Counted are the network, the trained parameters with the optimizer's state and their average;
-    and of each worker its copies of network and parameters, a float64 sum, a gradient, and what a
-    pass over one text of `data.sequence_length` keeps. Workers on other machines are not counted.
+    for each worker its copies of network and parameters, a float64 sum, a gradient, and the
+    activations of a pass over full texts of `data.sequence_length`: one text, or with `loop` and
+    local training those of a step. Shorter texts need less. Workers on other machines are not
+    counted.
 
     Raises:
         ConfigError: too little memory, or checkpointing for a network without blocks.

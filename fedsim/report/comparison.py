@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from fedsim.report.attack_report import AttackReport
 from fedsim.report.attack_table import Attacks, attack_panel, attack_table
-from fedsim.report.figures import UNCOVERED, Axis, Chart, Level, Panel, Point, Series
+from fedsim.report.figures import Axis, Chart, Level, Panel, Point, Series
 from fedsim.report.html import LabelledRun, panels_over_rounds, render_page
 from fedsim.report.schema import Record, RoundMetrics, RunReport, Scores, is_finite
 from fedsim.report.style import colour, shorten
@@ -242,7 +242,7 @@ def _perplexity_panel(comparison: Comparison) -> Panel:
     return Panel(
         "perplexity",
         "Final perplexity",
-        UNCOVERED,
+        "",
         [
             Series(run.label, [Point(row, end, 0.0, end)], colour(row), marks=True)
             for row, (run, end) in enumerate(zip(runs, ends, strict=True))

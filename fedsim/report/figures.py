@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedsim.report.style import GREY
-from fedsim.report.wording import NOT_COVERED, decimal_text
+from fedsim.report.wording import decimal_text
 
-UNCOVERED = f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}."
 COLUMNS = 3  # maximum number of panels in a row
 
 

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedsim.grids import member as members
 from fedsim.grids.collective import Call, WorkerLostError
+from fedsim.grids.member import NotJoinedError
 from fedsim.grids.ray_worker import Worker
 
 _PATIENCE = 60.0
@@ -65,7 +66,10 @@ class Forks:
                 if not self._pipes[rank].poll(hurry or _PATIENCE):
                     self._forks[rank].kill()
                 kind, answer = self._pipes[rank].recv()
-                failed = answer if kind == "error" else failed
+                if kind == "error" and answer.startswith(NotJoinedError.__name__):
+                    lost = True
+                elif kind == "error":
+                    failed = answer
                 answers.append(answer)
             except (EOFError, ConnectionResetError):
                 lost = True
@@ -77,6 +81,13 @@ class Forks:
         if failed:
             raise RuntimeError(f"a worker failed: {failed}")
         return answers
+
+    def replace(self, rank: int) -> None:
+        """Kill an idle worker, and start another in its place, as Ray does."""
+        self._forks[rank].kill()
+        self._forks[rank].join()
+        self.lost += 1
+        self._fork(rank)
 
     def put(self, value: object) -> object:
         return value

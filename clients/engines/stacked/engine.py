@@ -1,10 +1,9 @@
 """Engine `stacked`: groups of users who take their local steps side by side, on a stack.
 
-A pass has one shape: as many users as a group has places, as many rows as a local step has
-examples, and the length that the users' own rows are padded to. What is missing is filled with
-empty rows. So no user decides what is computed for another: local steps amplify a last bit to any
-distance. In a group's first step all users have the server's parameters: its products are those of
-one large batch.
+A pass has one shape: the places of a group, the examples of a local step, and the length to which
+the users' own rows are padded. Empty rows fill the rest. So no user decides what is computed for
+another; local steps can amplify a difference in the last bit without limit. In the first step all
+users have the server's parameters, so its products are those of one large batch.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from fedsim.execution import Keys, Task, Unit
 from fedsim.tensors import Tensors, zeros_like
 from fedsim.utils.machine import keep_freed_memory
 
-# Users of a group, and bytes of its stack on a CPU, whose cache should hold some of it. Larger
-# groups have more empty places, as their size must not depend on how many users there are.
+# Users of a group, and bytes of its stack on a CPU, whose cache should hold part of the stack. The
+# size of a group must not depend on the number of users, so larger groups have more empty places.
 CPU_USERS, GPU_USERS = 16, 64
 CPU_STACK = 72 * 2**20
 
@@ -56,7 +55,7 @@ class _User:
         self.batches = batches
 
     def share(self, step: int) -> float:
-        """Return what a step's loss counts in the unit's: that of the first pass alone."""
+        """Return the weight of a step's loss in the unit's loss: zero after the first pass."""
         count = len(self.unit.lengths)
         seen = sum(len(rows) for rows in self.batches[:step])
         return len(self.batches[step]) / count if seen < count else 0.0
@@ -67,13 +66,13 @@ class StackedEngine:
 
     Args:
         model: the network.
-        num_bytes: that the users of a stack may take.
+        num_bytes: memory for the users of a stack.
 
     Attributes:
-        most_users: of a group.
+        most_users: maximum number of users of a group.
 
     Raises:
-        NotCovered: a layer has no rule, or one that gives another gradient than `loop`.
+        NotCovered: a layer has no rule, or its rule differs from `loop`.
     """
 
     def __init__(self, model: OpenModel, num_bytes: int) -> None:
@@ -105,10 +104,10 @@ class StackedEngine:
         """Return Σ w·clip(θ − θ_local).
 
         Raises:
-            ValueError: the task is no `LocalSGD`.
+            ValueError: the task is not `LocalSGD`.
         """
         if not isinstance(task, LocalSGD):
-            raise ValueError(f"task {type(task).__name__}: it is no local SGD")
+            raise ValueError(f"task {type(task).__name__}: it is not LocalSGD")
         total = PartialSum(parameters, clip)
         users = [_User(u, list(task.batches(u, round))) for u in task.units(keys, round)]
         empty = [user.unit for user in users if not user.batches]
@@ -133,7 +132,7 @@ class StackedEngine:
 
 
 class _Group:
-    """The stack of a group's parameters, which all groups of one length use in turn."""
+    """The parameters of a group of users; all groups of one length use this memory in turn."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class _Group:
                 active = last
 
     def _empty(self, places: slice) -> None:
-        """Put the server's parameters into places: those of empty rows must stay finite."""
+        """Reset places to the server's parameters, so that empty rows give finite numbers."""
         for name, value in self._stack.items():
             value[places] = self._start[name]
         for value in self._velocity.values():
@@ -196,7 +195,7 @@ class _Group:
         return [float(loss) for loss in losses.cpu() / scale]
 
     def _batch(self, users: Sequence[_User], step: int, scale: torch.Tensor) -> Batch:
-        """Return the rows of a step, those of empty places without shares in the loss."""
+        """Return the rows of a step; rows of empty places have no weight in the loss."""
         shape = (*self._shape, self._length)
         tokens, shares = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape).double()
         streams = torch.zeros(self._shape, dtype=torch.int64)
@@ -214,7 +213,7 @@ class _Group:
         )
 
     def _leave(self, users: Sequence[_User], places: slice, losses: Sequence[float]) -> None:
-        """Add w·clip(θ − θ_local) of users in these places, which are used up."""
+        """Add w·clip(θ − θ_local) of the users in these places, and overwrite the places."""
         total, units = self._total, [user.unit for user in users]
         moved = {name: value[places] for name, value in self._stack.items()}
         for name, value in moved.items():

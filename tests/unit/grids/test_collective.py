@@ -130,7 +130,7 @@ def assert_close(given: Tensors, expected: Tensors) -> None:
         torch.testing.assert_close(given[name], value, rtol=1e-5, atol=1e-7)
 
 
-WHERE = ("compute", "exchange 2", "after noise", "exchange 6", "after step")
+WHERE = ("between rounds", "compute", "exchange 2", "after noise", "exchange 6", "after step")
 """The sum of a share takes exchanges 1 to 4, its parameters 5 to 8."""
 
 
@@ -141,7 +141,9 @@ def test_a_worker_that_dies_changes_nothing(crew: Forks, where: str) -> None:
 
     def before_round(state: ServerState) -> None:
         seen.append(state)
-        if state.round == 1:
+        if state.round == 1 and where == "between rounds":
+            crew.replace(1)
+        elif state.round == 1:
             crew.deaths.append((1, where))
 
     executor = CollectiveExecutor(crew, null_spec())

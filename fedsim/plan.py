@@ -176,7 +176,9 @@ class RoundPlan:
         for name in ("addresses", "owners"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.pool):
-                raise ValueError(f"{name}: {len(values)} for {len(self.pool)} units of the pool")
+                raise ValueError(
+                    f"{name}: has {len(values)} entries, but the pool {len(self.pool)} units"
+                )
 
     def _scores(self) -> list[RoundCost]:
         """Check the private scores; return their cost unless a search pays for them."""

@@ -147,14 +147,21 @@ def _check_all_used(module: PreTrainedModel, loaded: dict[str, Any]) -> None:
         for name in map(str, loaded["unexpected_keys"])
         if not (_MASK.search(name) or any(buffer.endswith(name) for buffer in buffers))
     ]
+    shapes = [
+        f"{name} (shape {list(saved)} in the files, {list(expected)} by config.json)"
+        for name, saved, expected in loaded["mismatched_keys"]
+    ]
     problems = {
-        "the files lack weights of the network": loaded["missing_keys"],
-        "config.json has no place for weights of the files": unused,
-        "config.json and the files differ in shape": loaded["mismatched_keys"],
+        "the weight files lack tensors that config.json asks for": loaded["missing_keys"],
+        "the weight files have tensors that config.json has no place for": unused,
+        "the weight files have tensors of another shape than config.json says": shapes,
     }
-    for problem, names in problems.items():
-        if names:
-            raise ValueError(f"{problem}: {len(names)}, such as {min(map(str, names))}")
+    for problem, tensors in problems.items():
+        if tensors:
+            raise ValueError(
+                f"{problem}. There are {len(tensors)}; the first is {min(map(str, tensors))}. "
+                "Use a config.json and weight files that were saved together"
+            )
 
 
 def _forget_quantisation(module: PreTrainedModel) -> None:

@@ -182,11 +182,13 @@ class DataConfig(Section):
         pair = ["prompt_column", "completion_column"]
         pair.sort(key=lambda key: getattr(self, key) is None)
         if (self.prompt_column is None) != (self.completion_column is None):
-            raise ValueError(f"{pair[0]} = {getattr(self, pair[0])!r}: without a {pair[1]}")
+            raise ValueError(f"{pair[0]} = {getattr(self, pair[0])!r}: needs {pair[1]} too")
         default = DataConfig.model_fields["text_column"].default
-        given = [key for key in _TEXT_COLUMNS if getattr(self, key) not in (None, default)]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: texts have one kind; give one of these keys")
+        columns = [key for key in _TEXT_COLUMNS if getattr(self, key) not in (None, default)]
+        if len(columns) > 1:
+            raise ValueError(
+                f"{' and '.join(columns)}: texts have one kind; give one of these keys"
+            )
         needed = {"assistant": "messages_column", "completion": "prompt_column"}.get(self.counted)
         if needed is not None and getattr(self, needed) is None:
             raise ValueError(f"loss_on = {self.loss_on!r}: needs data.{needed}")
@@ -213,7 +215,7 @@ class DataConfig(Section):
     def _one_text_of_several(self) -> DataConfig:
         if self.owners_separator is not None and self.owners_column is None:
             raise ValueError(
-                f"owners_separator = {self.owners_separator!r}: without an owners_column"
+                f"owners_separator = {self.owners_separator!r}: needs owners_column too"
             )
         if self.co_owned:
             with about("preparation: "):

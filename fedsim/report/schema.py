@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
+from fedsim.config.errors import explain
 from fedsim.errors import ConfigError
 from fedsim.utils.files import write_atomically
 
@@ -95,7 +96,8 @@ class Privacy(Record):
 
     With `hypothetical`, epsilon belongs to another mechanism than the one that ran, such as Poisson
     sampling for shuffled passes, and is no guarantee. `trade_off` is None without a finite epsilon.
-    `earlier_training` describes earlier training of the start; for the same people its ε adds up.
+    `earlier_training` describes earlier training of the initial weights; the two ε add up for
+    people whose text is in both.
     """
 
     unit: Text
@@ -366,4 +368,10 @@ def _parse(kind: type[_Kind], text: str, place: str) -> _Kind:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(f"{place}: {error}") from None
+        first, *others = error.errors(include_url=False)
+        problem = explain(first, kind, {}) if first["loc"] else "not a complete record in JSON"
+        more = f"; further errors: {len(others)}" if others else ""
+        raise ConfigError(
+            f"{place}: {problem}{more}. The file was damaged, edited or written by another version "
+            "of fedsim; restore it, or run again"
+        ) from None

@@ -54,7 +54,7 @@ class Replies:
             if reply.has_error():
                 raise RuntimeError(f"round {round}: node {node} failed: {reply.error.reason}")
             if node in answers or node not in asked:
-                raise RuntimeError(f"round {round}: node {node} replied twice or unasked")
+                raise RuntimeError(f"round {round}: node {node} replied twice or without a request")
             answers[node] = reply
         return answers
 

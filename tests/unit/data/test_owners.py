@@ -246,7 +246,7 @@ def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_pat
     ("keys", "message"),
     [
         ({"cutting": "join"}, 'cutting = "join": would make one example of texts with different'),
-        ({"owners_column": None, "owners_separator": ";"}, "without an owners_column"),
+        ({"owners_column": None, "owners_separator": ";"}, "needs owners_column too"),
         (
             {"canaries": {"num_users": 2, "num_examples": 1, "shared_tokens": 1}},
             "canaries: do not work with",

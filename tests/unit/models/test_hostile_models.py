@@ -94,17 +94,17 @@ CASES: list[tuple[Callable[[Path], None] | dict[str, object], str]] = [
     (code, "it needs its own code, and fedsim never runs code of a model"),
     (elsewhere, r"'\.\./weights\.safetensors' is not a file in the folder"),
     (adapters, "merge them"),
-    (not_whole, "lack weights of the network: 1, .*ln_2"),
+    (not_whole, r"lack tensors that config\.json asks for\. There are 1; the first is .*ln_2"),
     (
         {"n_inner": 40},
-        r"config\.json and the files differ in shape: .*transformer\.h\.0\.mlp\.c_fc\.bias.*\[40\]",
+        r"of another shape than config\.json says.* transformer\.h\.0\.mlp\.c_fc\.bias .*\[40\] by",
     ),
     (
         lambda folder: add_weights(folder, "transformer.h.0.attn.q_proj.bias", "v_head.bias"),
-        "config.json has no place for weights of the files: 2, such as .*q_proj.bias",
+        r"that config\.json has no place for\. There are 2; the first is .*q_proj.bias\. Use a",
     ),
-    ({"n_layer": 1}, r"no place for weights of the files: 33, such as transformer\.h\.1\.a"),
-    (compiled, "the files lack weights"),
+    ({"n_layer": 1}, r"no place for\. There are 33; the first is transformer\.h\.1\.a"),
+    (compiled, "the weight files lack tensors"),
     (
         partial(pointer, name="model.safetensors"),
         r"model\.safetensors is a git-LFS pointer: run git lfs pull$",

@@ -166,7 +166,7 @@ def failed(replies: list[Message]) -> list[Message]:
 TAMPERINGS: dict[str, tuple[Callable[[list[Message]], list[Message]], str]] = {
     "missing": (lambda replies: replies[1:], r"round 0: no reply from the nodes \["),
     "all missing": (lambda replies: [], "no reply from the nodes"),
-    "twice": (lambda replies: [*replies, replies[2]], "twice or unasked"),
+    "twice": (lambda replies: [*replies, replies[2]], "twice or without a request"),
     "error": (failed, "failed: out of memory"),
 }
 

@@ -26,7 +26,7 @@ from tests.conftest import small_config
 from tests.helpers.commands import Done, write_config
 from tests.helpers.commands import fedsim as fedsim_here
 from tests.third_party.fedsim_example.byte_model import ByteModel, load
-from tests.third_party.fedsim_example.proximal import Proximal
+from tests.third_party.fedsim_example.normalised import NormalisedSteps
 
 PACKAGE = Path(__file__).parent.parent / "third_party"
 
@@ -170,39 +170,42 @@ def test_their_loader_loses_no_earlier_promise(
     assert promised in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
 
 
-def test_a_task_of_theirs_is_held_near_the_server(speeches: Path) -> None:
-    """The first step feels no pull; where a step undoes the last, the last one alone is left."""
+def test_a_task_of_theirs_takes_steps_of_one_length(speeches: Path) -> None:
+    """Each step follows the gradient where the last one ended; no example, no step."""
     config = small_config(speeches)
     materials = fedsim.load_materials(config.seed, config.data, config.model, "cpu")
     parameters = materials.model.initial_parameters()
 
-    def moved(steps: int, pull: float) -> dict[str, torch.Tensor]:
-        task = Proximal(materials, group_size=2, steps=steps, learning_rate=0.5, pull=pull)
-        return dict(task.update(parameters, task.unit(0, 0), 0).values)
+    def moved(steps: int, empty: bool = False) -> dict[str, torch.Tensor]:
+        task = NormalisedSteps(materials, group_size=2, steps=steps, step_length=0.5)
+        unit = task.unit(0, 0)
+        if empty:
+            unit = fedsim.Unit(unit.key, unit.tokens[:0], unit.lengths[:0])
+        return dict(task.update(parameters, unit, 0).values)
 
-    unit = Proximal(materials, group_size=2, steps=1, learning_rate=0.5, pull=0.0).unit(0, 0)
-    one = moved(steps=1, pull=9.0)
-    gradient = tasks.mean_gradient(materials.model, parameters, unit).values
-    for name, value in one.items():
-        torch.testing.assert_close(value, 0.5 * gradient[name], rtol=1e-3, atol=1e-6)
-    after_one = {name: value - one[name] for name, value in parameters.items()}
-    last = tasks.mean_gradient(materials.model, after_one, unit).values
-    for name, value in moved(steps=2, pull=2.0).items():
-        torch.testing.assert_close(value, 0.5 * last[name], rtol=1e-3, atol=1e-6)
-    lengths = [l2_norm(moved(steps=4, pull=pull)) for pull in (0.0, 0.5, 2.0)]
-    assert lengths == sorted(lengths, reverse=True)
+    unit = NormalisedSteps(materials, group_size=2, steps=1, step_length=0.5).unit(0, 0)
+    start = parameters
+    for steps in (1, 2):
+        gradient = tasks.mean_gradient(materials.model, start, unit).values
+        end = {name: value - moved(steps)[name] for name, value in parameters.items()}
+        step = {name: value - end[name] for name, value in start.items()}
+        assert l2_norm(step) == pytest.approx(0.5, rel=1e-4)
+        for name, value in step.items():
+            expected = 0.5 * gradient[name] / l2_norm(gradient)
+            torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-6)
+        start = end
+    assert l2_norm(moved(steps=2, empty=True)) == 0.0
 
 
 def test_their_task_trains_at_the_price_of_user_level_sampling(
     installed: Path, speeches: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    local = {"task": "fedavg", "epochs": 3, "learning_rate": 0.5}
     path = with_package_written(
         installed,
         tmp_path / "theirs.toml",
         speeches,
-        strategy={"name": "uls-proximal", "local": local, "pull": 0.2},
+        strategy={"name": "uls-normalised", "steps": 3, "step_length": 0.2},
         privacy={"declared_num_users": 24},
     )
     done = with_package(installed, "run", path, "--out", run)
@@ -213,12 +216,12 @@ def test_their_task_trains_at_the_price_of_user_level_sampling(
     )
     package = "fedsim-example-extension 1.0"
     rests = (
-        "The guarantee rests on the proofs of plug-ins: strategy 'uls-proximal' "
-        f"of {package}, task 'example-proximal' of {package}."
+        "The guarantee rests on the proofs of plug-ins: strategy 'uls-normalised' "
+        f"of {package}, task 'example-normalised' of {package}."
     )
     assert rests in privacy.assumptions
     for setting, said in (
-        ('strategy.local={task="fedsgd"}', 'strategy.local.task: give "fedavg"'),
+        ('strategy.local={task="fedavg"}', "strategy.local: leave it out"),
         ("strategy.user_weight_cap=2", "strategy.user_weight_cap: only name"),
     ):
         wrong = with_package(installed, "run", path, "--set", setting, "--out", tmp_path / "wrong")

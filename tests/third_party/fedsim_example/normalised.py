@@ -1,8 +1,8 @@
-"""A task, and the strategy that asks for it: local training that is held near the server.
+"""A task, and the strategy that asks for it: local steps of one length.
 
-FedProx (Li et al. 2020): a user takes steps of gradient descent on its own loss plus
-pull/2 · ‖θ − θ_server‖², and sends the difference. Users who differ much drift apart less. Sampler,
-clip, denominator, noise and cost are those of user-level sampling, whatever the steps are.
+A user takes steps of `step_length` along its normalised gradient and sends the difference, so
+users with steep losses move as far as others. Sampler, clip, denominator, noise and cost are those
+of user-level sampling.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fedsim import (
 from fedsim.clients.tasks import UserTask, mean_gradient
 
 
-class Proximal(UserTask):
-    """Steps on the gradient of all of a unit's examples; units come from `UserTask`.
+class NormalisedSteps(UserTask):
+    """Steps along the gradient of all of a unit's examples; units come from `UserTask`.
 
-    A model with dropout drops the same numbers in each of them.
+    A model with dropout uses the same dropout masks in each step.
 
     Attributes:
         averages_gradients: false, so that no engine computes a gradient in place of `update`.
@@ -42,61 +42,55 @@ class Proximal(UserTask):
     averages_gradients: ClassVar[bool] = False
 
     def __init__(
-        self,
-        materials: Materials,
-        *,
-        group_size: int,
-        steps: int,
-        learning_rate: float,
-        pull: float,
+        self, materials: Materials, *, group_size: int, steps: int, step_length: float
     ) -> None:
         super().__init__(materials, group_size=group_size)
-        self._steps, self._learning_rate, self._pull = steps, learning_rate, pull
+        self._steps, self._step_length = steps, step_length
 
     def update(self, parameters: Mapping[str, torch.Tensor], unit: Unit, round: int) -> Update:
         """Return θ_server − θ_local; the server's optimizer takes it as a gradient."""
         local = dict(parameters)
         loss, num_gradients = 0.0, 0
         for step in range(self._steps):
-            found = mean_gradient(self.model, local, unit)  # zero for a unit without examples
+            mean = mean_gradient(self.model, local, unit)  # zero for a unit without examples
             if step == 0:
-                loss = found.loss
-            num_gradients += found.num_gradients
-            for name, start in parameters.items():
-                slope = found.values[name] + self._pull * (local[name] - start)
-                local[name] = local[name] - self._learning_rate * slope
+                loss = mean.loss
+            num_gradients += mean.num_gradients
+            norm = sum(float(value.square().sum()) for value in mean.values.values()) ** 0.5
+            scale = self._step_length / norm if norm > 0.0 else 0.0
+            for name, gradient in mean.values.items():
+                local[name] = local[name] - scale * gradient
         moved = {name: value - local[name] for name, value in parameters.items()}
         return Update(moved, loss=loss, num_gradients=num_gradients)
 
 
-class ProximalConfig(StrategyConfig):
-    """Keys of `uls-proximal`."""
+class NormalisedConfig(StrategyConfig):
+    """Keys of `uls-normalised`."""
 
     cohort_size: Annotated[float, Field(gt=0.0)]
-    """Expected number of users a round."""
-    pull: Annotated[float, Field(ge=0.0)] = 0.1
-    """How strongly local training is held near the server."""
+    """Expected number of users per round."""
+    steps: Annotated[int, Field(ge=1)] = 1
+    """Number of local steps."""
+    step_length: Annotated[float, Field(gt=0.0)] = 0.1
+    """Euclidean length of a local step."""
 
 
-class UserLevelProximal:
-    """A coin for each user, one clipped difference a user."""
+class UserLevelNormalised:
+    """A coin for each user, one clipped difference per user."""
 
-    options = ProximalConfig
+    options = NormalisedConfig
 
     @staticmethod
     def build(config: Config, materials: Materials) -> RoundPlan:
         """Return the plan.
 
-        `strategy.local` says how many steps (its epochs) and how long they are; each is of all
-        examples, whatever its batch size.
-
         Raises:
-            ConfigError: a key is missing, or cannot be.
+            ConfigError: a key is missing or does not apply.
         """
         strategy, num_users = config.strategy, config.privacy.declared_num_users
-        assert isinstance(strategy, ProximalConfig)
-        if strategy.local.task != "fedavg":
-            raise ConfigError('strategy.local.task: give "fedavg", its epochs and learning_rate')
+        assert isinstance(strategy, NormalisedConfig)
+        if strategy.local.task != "fedsgd":
+            raise ConfigError("strategy.local: leave it out; give strategy.steps and step_length")
         if num_users is None:
             raise ConfigError("privacy.declared_num_users: missing; give a public number of users")
         sizes = num_users, materials.split.num_users
@@ -110,12 +104,11 @@ class UserLevelProximal:
             population=num_users,
             sampling=sampling,
             task=TaskSpec(
-                name="example-proximal",
+                name="example-normalised",
                 options={
                     "group_size": strategy.group_size,
-                    "steps": strategy.local.epochs,
-                    "learning_rate": strategy.local.learning_rate,
-                    "pull": strategy.pull,
+                    "steps": strategy.steps,
+                    "step_length": strategy.step_length,
                 },
             ),
             estimator=build_estimator(config, sampling, num_users),

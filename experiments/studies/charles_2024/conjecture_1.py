@@ -174,12 +174,12 @@ def _settings(grid: Grid, dropped: int) -> tuple[str, ...]:
     return (
         f"Terms: {TERMS}; each σ is the smallest for its (ε, δ).",
         f"Conjecture 1: {varied}. {dropped} cases are left out because σ_ULS is at "
-        f"{LEAST_NOISE:g}, the least noise that is considered.",
+        f"{LEAST_NOISE:g}, the smallest noise multiplier considered.",
         f"Tolerance: a calibrated σ is rounded up to five digits and its ε is at most 2e-3 below "
         f"the target. ε falls at least like 1/σ here, so a ratio is known to {TOLERANCE:g}.",
         f"Lemma 1: K as above; σ in {listed(grid.lemma_noise_multipliers)}; p in "
-        f"{listed(grid.lemma_probabilities)}; violated where (α - 1) R_α of ELS exceeds that of "
-        f"ULS by more than {lemma_1.TOLERANCE:g} times one more than its value.",
+        f"{listed(grid.lemma_probabilities)}. A violation: (α - 1) R_α of ELS exceeds that of "
+        f"ULS by more than {lemma_1.TOLERANCE:g} (1 + its value).",
     )
 
 

@@ -97,7 +97,10 @@ def at_epsilon(losses: Losses, epsilon: float) -> dict[Point, float]:
     expected = {point for point in rectangle if point.budget <= budgets(table)[-1]}
     if expected != table.keys():
         odd = sorted((p.group_size, p.cohort_size) for p in expected ^ table.keys())
-        raise ValueError(f"losses at ε = {epsilon}: no rectangle of powers of two, see {odd}")
+        raise ValueError(
+            f"losses at ε = {epsilon}: not one run for each pair of powers "
+            f"of two; missing or extra: {odd}"
+        )
     return table
 
 

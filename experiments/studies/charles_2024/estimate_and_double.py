@@ -130,7 +130,9 @@ def run(quick: bool) -> Result:
     sweeps = sum(len(task.errors) for task in tasks)
     return Result(
         settings=settings(scale, terms),
-        notes=[f"The best learning rate is on the edge of {edges} of {sweeps} sweeps."],
+        notes=[
+            f"In {edges} of {sweeps} sweeps the best learning rate is the least or largest tried."
+        ],
         table=table(scale, compared),
         records=records(scale, compared),
         figure=draw(compared, terms),
@@ -195,19 +197,18 @@ def settings(scale: Scale, terms: str) -> list[str]:
     return [
         f"Terms: {terms}.",
         f"d = {DIMENSION}, N = {USERS} users with K = {EXAMPLES_PER_USER} examples, σ₁ = 1, σ₂ = "
-        f"{' and '.join(f'{spread:g}' for spread in scale.spreads)}: larger than in Figure 7, so "
-        "that groups and cohorts both have room to double, and users whose examples differ more "
-        "than users do, and no more.",
+        f"{' and '.join(f'{spread:g}' for spread in scale.spreads)}. Both σ₂ are larger than in "
+        "Figure 7, so groups and cohorts both have room to double.",
         f"G = {listed(scale.group_sizes)}; M = "
-        f"{listed(scale.cohort_sizes)}; start at the least of both; {scale.trials} "
-        "trials. L_ULS(G) is the median norm of mean gradients at the start, of "
-        f"{SAMPLED_USERS} users; the strategies that use it are averaged over the trials' own "
-        "estimates.",
-        f"Each loss is the best of a sweep: clip norm {listed(grid.clip_norms)} of a clip that "
-        f"divides by it, {len(grid.learning_rates)} learning rates on that scale from "
-        f"{grid.learning_rates[0]:.3g} to {grid.learning_rates[-1]:.3g}.",
-        f"Intervals: 95 %, from {RESAMPLES} bootstrap samples of the trials.",
-        "Noise multipliers are calibrated: five digits, rounded up.",
+        f"{listed(scale.cohort_sizes)}; strategies start at the least of both. {scale.trials} "
+        "trials. L_ULS(G) is the median norm of the mean gradients of "
+        f"{SAMPLED_USERS} users at the start. Each trial has its own estimate of it; losses of the "
+        "strategies that use it are means over the trials.",
+        f"Each loss is the best of a sweep: clip norms {listed(grid.clip_norms)}, with clipped "
+        f"gradients divided by the clip norm, and {len(grid.learning_rates)} learning rates from "
+        f"{grid.learning_rates[0]:.3g} to {grid.learning_rates[-1]:.3g} for gradients so scaled.",
+        f"95 % intervals are from {RESAMPLES} bootstrap samples of the trials.",
+        "Calibrated noise multipliers are rounded up to five digits.",
     ]
 
 

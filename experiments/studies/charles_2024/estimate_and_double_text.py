@@ -140,16 +140,16 @@ def conditions(measurement: GridResult, norms: GradientNorms, task: Compared) ->
     largest = max(size * cohort for _, size, cohort in task.losses)
     asked = ", ".join(f"L({size}) = {norm:.4g}" for size, norm in sorted(norms.medians.items()))
     rates = Counter(rate for line in measurement.lines for rate in line.chosen.values())
-    chosen = ", ".join(f"{rate} by {count}" for rate, count in sorted(rates.items()))
+    chosen = ", ".join(f"{rate} for {count}" for rate, count in sorted(rates.items()))
     return [
         means(task),
-        f"Budgets up to {largest}, {len(task.losses)} of {len(measurement.lines)} splits: those "
-        "below the first budget of which a run has no finite loss.",
+        f"{len(task.losses)} of {len(measurement.lines)} splits are compared, with budgets up to "
+        f"{largest}. The comparison ends before the first budget with a run without finite loss.",
         f"Median norms of {len(norms.users)} users' averaged gradients at the starting "
         f"model: {asked}; computed on their texts, for which no ε here accounts.",
-        f"Learning rates chosen, of {len(measurement.lines)} splits: {chosen or 'as configured'}.",
-        f"Intervals: 95 %, from {RESAMPLES} redraws of all mean losses with the spread over seeds "
-        "that is left when what all losses of a seed share is taken out; of one seed, points.",
+        f"Learning rates of the {len(measurement.lines)} splits: {chosen or 'as configured'}.",
+        f"95 % intervals are from {RESAMPLES} redraws of all mean losses. Their spread is that "
+        "over seeds, less the shift that all losses of a seed share. One seed gives no interval.",
     ]
 
 

@@ -171,7 +171,7 @@ def run(quick: bool) -> Result:
             f"{num_users} random users of {materials.split.num_users}, seed {materials.seed}; "
             f"{materials.store.manifest['sequence_length']} tokens an example; tiny-gpt, all "
             "parameters; trained by Adam on random examples, without privacy.",
-            "Norms are computed on the texts themselves: not private.",
+            "Norms are computed on the texts themselves and are not private.",
         ),
         table=Table.of(
             records,

@@ -136,7 +136,10 @@ def run(quick: bool) -> Result:
     edges = sum(sweep.at_edge for sweep in results.values())
     return Result(
         settings=settings(scale, terms),
-        notes=[f"The best learning rate is on the edge of {edges} of {len(results)} sweeps."],
+        notes=[
+            f"In {edges} of {len(results)} sweeps the best learning rate is the least or largest "
+            "tried."
+        ],
         table=table(results, scale.panels),
         records=records(results, scale.panels),
         figure=draw(results, scale.panels, terms),
@@ -179,15 +182,15 @@ def settings(scale: Scale, terms: str) -> list[str]:
         f"Terms: {terms}.",
         f"d = {DIMENSION}, N = {USERS} users with K = {EXAMPLES_PER_USER} examples, σ₁ = 1, "
         f"G_ELS = K; where not varied, ε = {DEFAULT.epsilon:g}, B = {DEFAULT.budget}, σ₂ = "
-        f"{DEFAULT.within_user_stddev:g}. ULS samples B/G users and draws each a fresh group "
-        "every round; with B/G > N there is none.",
+        f"{DEFAULT.within_user_stddev:g}. ULS samples B/G users and draws a new group for "
+        "each in every round; it does not exist for B/G > N.",
         f"{scale.trials} trials; a trial's μ, examples and unscaled noise are the same for every "
-        "sampler. Intervals are 95 % over trials, of ratios paired by trial.",
-        f"Swept: clip norm {listed(scale.grid.clip_norms)}, of a clip that divides by it, and "
-        f"{len(rates)} learning rates on that scale, a factor of {rates[1] / rates[0]:.2f} apart, "
-        f"from {rates[0]:.3g} to {rates[-1]:.3g}. Clip norms below the least one are left out: "
-        "it already clips nearly every gradient, which below it keep the same normalised steps.",
-        "Noise multipliers are calibrated: five digits, rounded up.",
+        "sampler. The 95 % intervals are over trials, of ratios paired by trial.",
+        f"Swept: clip norms {listed(scale.grid.clip_norms)}, with clipped gradients divided by the "
+        f"clip norm, and {len(rates)} learning rates for gradients so scaled, from {rates[0]:.3g} "
+        f"to {rates[-1]:.3g}, a factor of {rates[1] / rates[0]:.2f} apart. The least clip norm "
+        "clips nearly every gradient, so smaller ones would give the same steps.",
+        "Calibrated noise multipliers are rounded up to five digits.",
     ]
 
 

@@ -86,7 +86,7 @@ def run(quick: bool) -> Result:
             f"Terms: {terms}.",
             f"N = {NUM_USERS} users with K = {EXAMPLES_PER_USER} examples each, G_ELS = "
             f"{ELS_GROUP_SIZE}, L_ELS = {ELS_CLIP_NORM:g}; p = B/(G_ELS N), q = M/N.",
-            "Noise multipliers are calibrated: five digits, rounded up.",
+            "Calibrated noise multipliers are rounded up to five digits.",
         ),
         notes=[
             f"{kind} gradients: ELS adds no more noise than ULS in {sum(flags)} of {len(flags)} "

@@ -150,18 +150,18 @@ def counts(rows: Sequence[Recommendation]) -> list[str]:
     """Return counts of better strategies and right plans, and the effect of pairing by seed."""
     right = sum(row.better == row.recommended for row in rows)
     uls = sum(row.better == "uls" for row in rows)
-    told = [row for row in rows if row.clear]
-    ahead = [sum(row.better == name for row in told) for name in ("uls", "els")]
+    clear = [row for row in rows if row.clear]
+    smaller = [sum(row.better == name for row in clear) for name in ("uls", "els")]
     sentences = [
         f"The plan's recommendation has the smaller mean loss in {right} of {len(rows)} cells; "
-        f"`recommendations.csv` has each. ULS has it in {uls}.",
-        f"The paired interval leaves zero out in {len(told)} cells: ULS is in front in {ahead[0]} "
-        f"of them, ELS in {ahead[1]}.",
+        f"`recommendations.csv` has each. ULS has the smaller mean loss in {uls}.",
+        f"The paired interval excludes zero in {len(clear)} cells. ULS has the smaller loss in "
+        f"{smaller[0]} of them, ELS in {smaller[1]}.",
     ]
     if ratios := [row.width_ratio for row in rows if row.width_ratio is not None]:
         sentences.append(
-            f"The paired interval of a cell is {median(ratios):.2f} as wide as the unpaired one "
-            f"(median of {len(ratios)} cells; {min(ratios):.2f} to {max(ratios):.2f})."
+            f"The paired interval of a cell is {median(ratios):.2f} times as wide as the unpaired "
+            f"one (median of {len(ratios)} cells; {min(ratios):.2f} to {max(ratios):.2f})."
         )
     return sentences
 

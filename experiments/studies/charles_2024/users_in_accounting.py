@@ -66,8 +66,8 @@ run = Trained(
     notes=lambda _: [
         f"With 10x and 100x users, ε = {EPSILON:g} (δ = {DELTA:g}; unit: user; relation: "
         "add-or-remove-one user; Poisson sampling; pld accountant for ULS, mixture for ELS) would "
-        "hold only if there were that many. The ε in the table are those of the runs as they were, "
-        "with the users that there are."
+        "hold only with that many users. The table has the ε of the actual runs, with the actual "
+        "number of users."
     ],
     cells=grid,
     draw=picture(

@@ -1,4 +1,4 @@
-"""Choquette-Choo et al. 2023, arXiv:2306.08153: samplers and correlated noise at one promise.
+"""Choquette-Choo et al. 2023, arXiv:2306.08153: samplers and correlated noise at equal ε.
 
 Runs have 56 rounds, and cohorts of about 32 and 128 users that give whole passes: 2 and 8 on the
 898 speakers. So balanced sampling and BLT (28 and 7 whole groups) have the same cohort sizes as the
@@ -78,25 +78,25 @@ def grid(quick: bool, options: Options) -> Iterator[Cell]:
 def notes(result: GridResult) -> Sequence[str]:
     """Return sentences that compare each way's loss with Poisson's, seed by seed."""
     lines = {tuple(line.settings.values()): line for line in result.lines}
-    said = []
+    sentences = []
     for (epsilon, cohort, way), line in lines.items():
         if way != "Poisson":
             other = lines[epsilon, cohort, "Poisson"]
             gaps = [a - b for a, b in zip(line.losses, other.losses, strict=True)]
             mean = sum(gaps) / len(gaps)
-            said.append(
-                f"ε = {epsilon}, cohort {cohort}: {way} is {abs(mean):.4f} nats "
-                f"{'behind' if mean > 0 else 'in front of'} Poisson, seed by seed from "
-                f"{min(gaps):+.4f} to {max(gaps):+.4f}."
+            sentences.append(
+                f"ε = {epsilon}, cohort {cohort}: the mean loss of {way} is {abs(mean):.4f} nats "
+                f"{'above' if mean > 0 else 'below'} that of Poisson sampling (by seed: "
+                f"{min(gaps):+.4f} to {max(gaps):+.4f})."
             )
-    return said
+    return sentences
 
 
 def study(options: Options) -> Trained:
     """Return the study of the built-in texts, or of a file."""
     return Trained(
         name="mechanisms",
-        title="Samplers and correlated noise at one promise",
+        title="Samplers and correlated noise at equal ε",
         explanation=__doc__,
         cells=partial(grid, options=options),
         draw=picture(

@@ -97,7 +97,7 @@ def run(quick: bool) -> Result:
         notes=(
             f"The crossing of the printed scale is below {PRINTED:g} in {below} of "
             f"{len(points)} settings.",
-            f"Measured users need τ/C = {number(needed)} at the least.",
+            f"The measured users need a τ/C of at least {number(needed)}.",
         ),
         table=Table.of(
             records,
@@ -160,11 +160,11 @@ def draw(points: list[Point], measured: list[Measured]) -> Figure:
     rounds = min(point.rounds for point in points)
     figure, panes = panels(
         (3.2 + 2.6 * len(epsilons), 4.4),
-        "The filter pays only for concentrated gradients",
+        "The filter adds less noise only if gradients are concentrated",
         f"{TERMS}. N = {NUM_USERS:,}, T = {rounds}",
         [[f"ε = {epsilon:g}" for epsilon in epsilons]],
         x="τ/C",
-        y="noise of a coordinate, over C",
+        y="noise per coordinate / C",
     )
     ratios = np.geomspace(1e-3, 3.0, 50)
     needed = [row.needed_ratio for row in measured]

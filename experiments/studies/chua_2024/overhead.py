@@ -117,8 +117,9 @@ def run(quick: bool) -> Result:
             f"Versions: {', '.join(f'{name} {number}' for name, number in which.items())}.",
             f"{model.name_or_path}, trained: {model.trainable}; sequences of at most "
             f"{uls.data.sequence_length} tokens; mean round: {work}.",
-            f"Medians over repetitions in turns, averaged over {len(measured[0].stages)} rounds; "
-            f"the floor is the quickest of {', '.join(map(str, BATCH_SIZES))} sequences at a time.",
+            f"Times are medians over interleaved repetitions, averaged over "
+            f"{len(measured[0].stages)} rounds. The floor is the fastest non-private gradient, of "
+            f"batches of {', '.join(map(str, BATCH_SIZES))} sequences.",
             *(f"{text}." for text in terms),
             f"A run has {uls.strategy.rounds} rounds.",
         ),
@@ -136,7 +137,10 @@ def run(quick: bool) -> Result:
             },
         ),
         records=records,
-        figure=draw(measured, "; ".join([on, *terms]) + ". Right: over gradients and step alone."),
+        figure=draw(
+            measured,
+            "; ".join([on, *terms]) + ". Right of a bar: its time / that of gradients and step.",
+        ),
     )
 
 
@@ -144,8 +148,8 @@ def count(strategy: Measured) -> str:
     """Return a sentence on a strategy's ratio to non-private training, and its round's time."""
     return (
         f"{strategy.name.upper()}: a private round takes {strategy.parts.ratio:.2f} times the "
-        f"{strategy.parts.non_private:.4g} s of gradients and step; in one piece "
-        f"{strategy.mean.whole:.4g} s."
+        f"{strategy.parts.non_private:.4g} s of gradients and step, by the sum of its parts. The "
+        f"whole round, timed at once, takes {strategy.mean.whole:.4g} s."
     )
 
 

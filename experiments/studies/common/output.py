@@ -157,7 +157,7 @@ class Study:
         made = [f"Made by `{command}`."]
         if quick:
             made.append(
-                "In a quick run, sizes, rounds and seeds may be below those in the text above."
+                "This was a quick run: sizes, rounds and seeds may be smaller than the text says."
             )
         lists = {"Settings": (*result.settings, *made), "Notes": result.notes}
         parts = [f"# {self.title}", (self.explanation or "").strip(), "![the picture](picture.png)"]

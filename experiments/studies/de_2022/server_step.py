@@ -108,12 +108,14 @@ def counts(lines: Sequence[Line], found: Sequence[Contest]) -> list[str]:
     """Return a sentence for each question of the study."""
     ends = {(line.setting, line.way): line.result.loss for line in lines}
     sentences = []
-    verbs = {DEFAULTS: "Defaults end below their start", PLAN: "The plan ends below its start"}
-    for way, verb in verbs.items():
+    texts = {DEFAULTS: "With defaults", PLAN: "With the plan"}
+    for way, way_text in texts.items():
         runs = [line for line in lines if line.way == way]
         total = sum(len(line.starts) for line in runs)
         below = sum(gain > 0.0 for line in runs for gain in line.gains.values())
-        sentences.append(f"{verb} in {below} of {total} runs.")
+        sentences.append(
+            f"{way_text} the final loss is below the first in {below} of {total} runs."
+        )
     pairs = [
         (mean, planned)
         for (setting, way), mean in ends.items()
@@ -128,10 +130,10 @@ def counts(lines: Sequence[Line], found: Sequence[Contest]) -> list[str]:
         near = sum(share is not None and share >= 0.85 for share in plans)
         large = sum((contest.best_new or 0.0) >= 1.3 for contest in found)
         sentences += [
-            f"The plan has at least 0.85 of the gain of the grid's best in {near} of "
+            f"The plan gains at least 0.85 times as much as the best rate of the grid in {near} of "
             f"{len(found)} cells.",
-            f"The best of defaults, plan and auto has at least 1.3 times the gain of the grid's "
-            f"best in {large} of {len(found)} cells.",
+            f"The best of defaults, plan and auto gains at least 1.3 times as much as the best "
+            f"rate of the grid in {large} of {len(found)} cells.",
         ]
     return sentences
 

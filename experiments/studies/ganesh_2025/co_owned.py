@@ -230,7 +230,7 @@ def notes(rows: Sequence[Row], counts: Sequence[Kept]) -> list[str]:
     found = {row.case: row for row in rows}
     naive = [row for row in rows if row.case.rule == NAIVE and row.case.epsilon is not None]
     said = [
-        f"{rule}: keeps {min(shares):.1%} to {max(shares):.1%} of the most that any rule could."
+        f"{rule}: keeps {min(shares):.1%} to {max(shares):.1%} of the largest possible number."
         for rule in RULES
         if (shares := [kept.share for kept in counts if kept.rule == rule])
     ]
@@ -245,26 +245,26 @@ def notes(rows: Sequence[Row], counts: Sequence[Kept]) -> list[str]:
         won = sum(mean < 0.0 for mean, _ in gaps)
         each = [gap for _, seeds in gaps for gap in seeds]
         said.append(
-            f"{mine} against {_label(against)}: the smaller mean loss in {won} of {len(gaps)} "
-            f"cells; seed by seed {min(each):+.4f} to {max(each):+.4f} nats."
+            f"{mine} against {_label(against)}: a smaller mean loss in {won} of {len(gaps)} "
+            f"cells; differences by seed from {min(each):+.4f} to {max(each):+.4f} nats."
         )
     above = {
-        "with an ε of every owner": [r for r in rows if r.case.rule in BOUNDED],
-        f"that count the speaker alone ({NOT_COVERED})": naive,
+        "with an ε for every owner": [r for r in rows if r.case.rule in BOUNDED],
+        f"that count only the speaker ({NOT_COVERED})": naive,
     }
     for words, some in above.items():
         away = sum(low > 0.5 for low, _ in map(_interval, some))
         said.append(
-            f"Attack on listeners, runs {words}: every seed's interval lies above 0.5 in {away} of "
-            f"{len(some)}."
+            f"Attack on listeners, runs {words}: the intervals of all seeds lie above 0.5 in "
+            f"{away} of {len(some)} runs."
         )
     prices = [o.repriced for row in naive for o in row.outcomes if o.repriced is not None]
     if prices:
         said.append(
-            f"The naïve runs' noise, priced for the listener who co-owns most of the pool as if "
-            f"the run had counted it: ε = {epsilon_text(min(prices))} to "
-            f"{epsilon_text(max(prices))} (same δ, fixed graph, same coins). The run promises "
-            f"none of these: {NOT_COVERED}."
+            f"The noise of the naïve runs would give the listener who co-owns most of the pool ε = "
+            f"{epsilon_text(min(prices))} to {epsilon_text(max(prices))}, had the runs counted "
+            f"listeners (same δ, fixed graph, same coins). They promise none of these: "
+            f"{NOT_COVERED}."
         )
     return said
 
@@ -291,26 +291,28 @@ def _settings(
         *sorted(terms),
         TOGETHER,
         f"{store.num_users} speakers with {store.num_examples:,} texts, cut at 32 tokens, and "
-        f"{owners - store.num_users} listeners who wrote none of them; {scale.held_out:.0%} of "
-        "all owners are held out, by coin, and what they co-own: "
-        f"{', '.join(f'{len(world.train):,}' for world in worlds)} texts may be trained on, by "
-        f"seed. {worlds[0].scored.num_examples:,} other speeches are scored.",
-        f"What the rules keep: of the split of seed {scale.seeds[0]}; the most is the linear "
-        "program's optimum. The naïve run keeps more than that, since it counts no listener.",
+        f"{owners - store.num_users} listeners who wrote none of them. A coin holds out "
+        f"{scale.held_out:.0%} of all owners, with all texts that they co-own. By seed, "
+        f"{', '.join(f'{len(world.train):,}' for world in worlds)} texts may be trained on. "
+        f"{worlds[0].scored.num_examples:,} other speeches are scored.",
+        f"The table *What the rules keep* is for the split of seed {scale.seeds[0]}. Its largest "
+        "possible number is the linear program's optimum. The naïve run keeps more, since it "
+        "counts no listener.",
         f"Runs with clip: ELS, {scale.rounds} rounds of {scale.batch_size} expected examples, "
-        f"clip at {CLIP:g}, normalised: no gradient is longer than 1; SGD, the norms' gains "
-        f"and offsets of tiny-gpt; learning rate {' or '.join(f'{r:g}' for r in scale.rates)}, and "
-        "without noise four times the largest; the one with the smallest mean loss here; no ε here "
-        "accounts for that choice.",
+        f"normalised clip at {CLIP:g} (no gradient is longer than 1). SGD trains gains and offsets "
+        f"of tiny-gpt's norms at learning rate {' or '.join(f'{r:g}' for r in scale.rates)}, or, "
+        "without noise, four times the largest. The rate with the smallest mean loss is shown; no "
+        "ε here accounts for that choice.",
         f"{UNPROTECTED}: the same texts, {scale.unprotected[0]} rounds of {scale.unprotected[1]} "
-        "expected examples, Adam at 0.003, all parameters: what the attack finds where nothing "
-        "protects.",
+        "expected examples, Adam at 0.003, all parameters. It shows what the attack finds without "
+        "protection.",
         f"Held-out loss before training, by seed: {starts}.",
         "Listeners attacked, members + others, by seed: "
         f"{', '.join(f'{len(inside)} + {len(outside)}' for inside, outside in sides)}; at most "
-        f"{KNOWN} texts of each, the ones trained on for members. Listeners of a scene share its "
-        f"texts, so that the intervals ({RESAMPLES} bootstrap resamples of listeners, the least "
-        "and largest bound of all seeds) are narrower than they would be of independent people.",
+        f"{KNOWN} texts of each; for members, texts that were trained on. An interval is from "
+        f"{RESAMPLES} bootstrap resamples of listeners, with the least and largest bound of all "
+        "seeds. Listeners of a scene share its texts, so intervals are narrower than for "
+        "independent people.",
         f"Made on {where['processor']}, {where['cpus']} CPUs, on {where['date']}; seeds "
         f"{', '.join(map(str, scale.seeds))}; {seconds:,.0f} s of rounds.",
     ]
@@ -325,8 +327,8 @@ def draw(rows: Sequence[Row], counts: Sequence[Kept], scale: Scale) -> Figure:
     heads = [[*row, *[""] * (width - len(row))] for row in heads]
     promised = [r.outcomes[0].privacy for r in rows if r.outcomes[0].privacy.epsilon is not None]
     note = (
-        f"Naïve: {NOT_COVERED}, its ε is of speakers. Bars: the losses of all seeds, and the "
-        "least and largest bound of their bootstrap intervals, set apart to be seen. "
+        f"Naïve: {NOT_COVERED}, its ε is for speakers. Bars: the losses of all seeds, and the "
+        "least and largest bound of their bootstrap intervals. "
     )
     note += "; ".join(sorted({terms_text(privacy) for privacy in promised}))
     figure, axes = panels((10.0, 8.4), TITLE, note, heads, x="K", y="", share=(False, False))

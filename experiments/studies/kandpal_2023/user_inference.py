@@ -69,10 +69,10 @@ def run(folder: Path, quick: bool) -> Result:
     return Result(
         settings=_settings(scale, rows),
         notes=[
-            f"{bounded} runs have a finite ε of a user; the attack's AUROC is above the bound that "
-            f"follows from it in {sum(above)} of them.",
-            f"Of {len(beyond)} ROCs that a trade-off curve bounds, {sum(m > 0 for m in beyond)} "
-            "lie above it anywhere by more than chance explains (one-sided 97.5 % limits).",
+            f"{bounded} runs have a finite ε for users. In {sum(above)} of them the attack's AUROC "
+            "is above the bound that follows from ε.",
+            f"A trade-off curve bounds {len(beyond)} ROCs. {sum(m > 0 for m in beyond)} of them "
+            "rise above it by more than chance explains (one-sided 97.5 % limits).",
         ],
         table=Table.of([_shown(row) for row in rows], _COLUMNS),
         records=[_record(row) for row in rows],
@@ -115,7 +115,7 @@ def _rate(value: float | None) -> str:
 
 _COLUMNS: dict[str, tuple[str, Form]] = {
     "run": ("run", "s"),
-    "ε of a user": ("promise", "s"),
+    "ε for users": ("promise", "s"),
     "held-out loss": ("loss_in", ".3f"),
     "gap": ("gap", "+.3f"),
     "AUROC, mean": (f"auroc_mean_{max(SAMPLES)}", ".3f"),
@@ -170,25 +170,24 @@ def _record(row: Row) -> dict[str, object]:
 def _settings(scale: Scale, rows: Sequence[Row]) -> tuple[str, ...]:
     terms = {terms_text(r.report.privacy) for r in rows if r.report.privacy.epsilon is not None}
     return (
-        *(f"Terms of an ε of a user: {text}." for text in sorted(terms)),
+        *(f"Terms of an ε for users: {text}." for text in sorted(terms)),
         *(
-            f"{EXAMPLE_TERMS} Its ε of a user, in the table, is another number: a user has many "
-            "examples."
+            f"{EXAMPLE_TERMS} Its ε for users, in the table, is larger: a user has many examples."
             for row in rows
             if row.case.kind == "example-level"
         ),
-        f"tiny-gpt, all parameters; {scale.rounds} rounds; without noise Adam with learning rate "
-        f"{scale.learning_rate:g} and about {BATCH_SIZE} of the examples a round, as many passes "
-        f"in each run; clips at {CLIP:g}. Attacks: {max(SAMPLES)} samples a user, 100 bootstrap "
-        "resamples of the users.",
-        "With noise: SGD and normalised clips, a fifth of the rounds with a sixth of all examples "
-        "(examples protected) or a tenth of the rounds with half of all users or examples, four "
-        "examples a user (users protected). No learning rate or clip was tuned.",
+        f"All parameters of tiny-gpt are trained. Runs without noise: {scale.rounds} rounds, Adam "
+        f"with learning rate {scale.learning_rate:g}, about {BATCH_SIZE} examples per round, "
+        f"equally many passes in each run, clips at {CLIP:g}. Attacks: {max(SAMPLES)} "
+        "samples per user, 100 bootstrap resamples of the users.",
+        "Runs with noise: SGD and normalised clips. To protect examples, a fifth of the rounds, "
+        "each with a sixth of all examples. To protect users, a tenth of the rounds, each with "
+        "half of all users or examples, and four examples per user. No rate or clip was tuned.",
         f"Every speaker has {scale.texts} different speeches, cut at 32 tokens, 40 % of them held "
         "out; each begins with the speaker's name, as the plays print it.",
         f"Held-out loss before the first round of the first run: {rows[0].initial_loss:.3f}.",
         "Repeated texts: every third text of a user is in the data twice, and the attacker can "
-        "have either copy. Deduplicated it is the non-private row.",
+        "have either copy. After deduplication this is the non-private row.",
     )
 
 

@@ -59,7 +59,7 @@ Row = dict[str, Any]
 
 @study(
     "black-box-audit",
-    "What losses of one final model prove of a claim: f-DP against (ε, δ)-DP",
+    "What the losses of a final model prove about its ε: f-DP against (ε, δ)-DP",
     __doc__,
 )
 def run(quick: bool) -> Result:
@@ -78,11 +78,12 @@ def run(quick: bool) -> Result:
         settings=(
             f"Privacy: {TERMS}.",
             "Runs: tiny-gpt on the built-in text; draws are seeded, and every ε here is simulated.",
-            f"Guesses: the {' and '.join(f'{share:.0%}' for share in SHARES)} of canaries that "
-            "stand out most, on both sides or above alone; all ways are paid for.",
+            f"Guesses are on the {' or '.join(f'{share:.0%}' for share in SHARES)} of canaries "
+            "with the most extreme scores, on both sides or only above. The confidence accounts "
+            "for all these choices.",
         ),
         notes=(
-            f"f-DP shows 1 or more in {len(reached)} of {len(rows)} runs.",
+            f"f-DP proves an ε of at least 1 in {len(reached)} of {len(rows)} runs.",
             *(f"{game['game']}: {game['count']} of {game['of']}." for game in games),
         ),
         table=Table.of(
@@ -91,7 +92,7 @@ def run(quick: bool) -> Result:
                 "run": ("run", "s"),
                 "coins": ("coin_seed", "d"),
                 "claimed ε": ("claimed", ".2f"),
-                "shown by f-DP": ("f_dp", ".2f"),
+                "proved by f-DP": ("f_dp", ".2f"),
                 "by (ε, δ)-DP": ("steinke", ".2f"),
                 "strength": ("strength", ".2f"),
                 "the mechanism's": ("mechanism", ".2f"),
@@ -166,10 +167,10 @@ def counts(first: Attack, canaries: int, games: int, nulls: int) -> list[Row]:
     shown = np.array(thrown) > 0.0
     median = np.median(true, axis=0)
     at_claim = f"canaries of a Gaussian mechanism with ε = {target:g}"
-    told = f"medians {median[0]:.2f} and {median[1]:.2f}"
+    medians = f"medians {median[0]:.2f} and {median[1]:.2f}"
     rows: list[tuple[str, int, int]] = [
         (
-            f"f-DP shows at least as much, {at_claim} ({told})",
+            f"f-DP proves at least as large an ε, {at_claim} ({medians})",
             (true[:, 0] >= true[:, 1]).sum(),
             games,
         ),
@@ -178,11 +179,11 @@ def counts(first: Attack, canaries: int, games: int, nulls: int) -> list[Row]:
         rows += [
             (f"{method} refutes the true claim, {at_claim}", wrong[:, place].sum(), nulls),
             (
-                f"{method} shows more than 0 of canaries never in",
+                f"{method} proves ε > 0 from canaries that were never included",
                 (never[:, place] > 0).sum(),
                 nulls,
             ),
-            (f"{method} shows more than 0 of coins thrown anew", shown[:, place].sum(), nulls),
+            (f"{method} proves ε > 0 from newly drawn coins", shown[:, place].sum(), nulls),
         ]
     return [{"game": game, "count": int(count), "of": of} for game, count, of in rows]
 
@@ -205,7 +206,7 @@ def draw(rows: list[Row]) -> Figure:
     """Draw both bounds of each run beside its claim."""
     figure, (axes,) = panels(
         (9.0, 1.8 + 0.45 * len(rows)),
-        "What one training proves of its claim",
+        "What one training run proves about its ε",
         TERMS,
         [["lower bounds on ε"]],
         x="ε",

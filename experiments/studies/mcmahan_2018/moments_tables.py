@@ -131,7 +131,7 @@ class Value(NamedTuple):
 
 @study(
     "moments-tables",
-    "What McMahan et al. printed in 2018 holds, and the same noise promises more today",
+    "The ε that McMahan et al. printed in 2018 hold, and newer accountants give smaller ones",
     __doc__,
 )
 def run(quick: bool) -> Result:
@@ -148,7 +148,7 @@ def run(quick: bool) -> Result:
             "The CSV has full precision; ε of our accountants is rounded up here.",
         ),
         notes=[
-            f"The moments accountant gives the printed digits of "
+            f"The moments accountant reproduces the printed digits of "
             f"{sum(value.reproduced for value in values)} of {len(values)} numbers."
         ],
         table=Table.of(

@@ -187,8 +187,8 @@ def _notes(lines: Mapping[str, Sequence[float]], seeds: Sequence[Seed]) -> list[
     return [
         f"Chosen by the searches: {', '.join(seed.chosen for seed in seeds)}; without a charge: "
         f"{', '.join(best)}.",
-        f"Paying for the search costs {float(np.mean(tuned - uncharged)):.4f} nats against "
-        "choosing without a charge, on average over the seeds.",
+        f"The loss after a search that ε pays for, minus that after a choice without a charge, is "
+        f"{float(np.mean(tuned - uncharged)):+.4f} nats on average over the seeds.",
         f"The noise of a private score has a standard deviation of {np.mean(spread):.3f} nats.",
     ]
 

@@ -255,9 +255,9 @@ def test_right_recommendations_and_clear_cells_are_counted() -> None:
     rows = [row(-0.2, "uls"), row(0.1, "els"), row(0.2, "uls", 0.06), row(-0.1, "uls")]
     right, clear, widths = tradeoffs.counts(rows)
     assert "the smaller mean loss in 3 of 4 cells" in right
-    assert right.endswith("ULS has it in 2.")
-    assert "leaves zero out in 2 cells: ULS is in front in 1 of them, ELS in 1." in clear
-    assert "is 0.50 as wide as the unpaired one (median of 4 cells; 0.20 to 0.50)" in widths
+    assert right.endswith("ULS has the smaller mean loss in 2.")
+    assert "in 2 cells. ULS has the smaller loss in 1 of them, ELS in 1." in clear
+    assert "is 0.50 times as wide as the unpaired one (median of 4 cells; 0.20 to 0.50)" in widths
     first, _, third, _ = tradeoffs.gaps(rows).rows
     assert first[3:6] == ["* −0.2000 ± 0.1500", "± 0.3000", "0.50"]
     assert third[3:6] == ["* +0.2000 ± 0.0600", "± 0.3000", "0.20"]

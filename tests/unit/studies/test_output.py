@@ -56,7 +56,7 @@ def test_the_page_of_a_quick_run_says_that_its_text_is_of_a_whole_one(quick: boo
     figure, _ = panels((2.0, 2.0), "t", "δ", [[""]], x="", y="")
     result = Result(["ε at δ = 0.1."], Table(["ε"], [["1"]]), RECORDS, figure)
     page = Study("small", "A small study", "56 rounds.", lambda _: result).page(result, quick=quick)
-    assert ("may be below those in the text above" in page) == quick
+    assert ("may be smaller than the text says" in page) == quick
 
 
 @pytest.mark.parametrize("notes", [(), ("2 of 3 rows.",)])

@@ -78,6 +78,6 @@ def test_rows_and_counts_are_of_the_mean_round() -> None:
         "gradients": 9.0,
     }
     assert count(measured[0]) == (
-        "ULS: a private round takes 2.11 times the 2.25 s of gradients and step; in one piece "
-        "4.5 s."
+        "ULS: a private round takes 2.11 times the 2.25 s of gradients and step, by the sum "
+        "of its parts. The whole round, timed at once, takes 4.5 s."
     )

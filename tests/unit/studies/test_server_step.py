@@ -63,11 +63,11 @@ def test_cheap_stages_and_the_first_seed_come_first() -> None:
 def test_each_question_has_its_count() -> None:
     found = contests(LINES, len(STEPS))
     below, planned, better, near, large = counts(LINES, found)
-    assert below == "Defaults end below their start in 1 of 2 runs."
-    assert planned == "The plan ends below its start in 2 of 2 runs."
+    assert below == "With defaults the final loss is below the first in 1 of 2 runs."
+    assert planned == "With the plan the final loss is below the first in 2 of 2 runs."
     assert "at or below that of defaults in 1 of 1 cells" in better
-    assert "at least 0.85 of the gain of the grid's best in 1 of 1 cells" in near
-    assert "at least 1.3 times the gain of the grid's best in 1 of 1 cells" in large
+    assert "at least 0.85 times as much as the best rate of the grid in 1 of 1 cells" in near
+    assert "at least 1.3 times as much as the best rate of the grid in 1 of 1 cells" in large
     assert grid_of(found).rows == [
         ["plays", "32", "30", "8", "sgd 0.4", "1.0000", "1.00", "1.50", "0.90"]
     ]

@@ -80,6 +80,7 @@ Units of a chunk share the work done once per chunk. The work in the last column
 to 128 units.
 """
 _OTHERS = "## Other benchmarks\n"
+_MACHINE = ("date", "processor", "vectors", "cpus", "gpu", "torch")
 
 
 def write(files: Sequence[Path], out: Path) -> None:
@@ -236,13 +237,14 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _measured_on(answers: Sequence[Answer]) -> str:
-    """Return date, machine and versions of every measurement."""
+    """Return date, machine and torch of every measurement."""
     lines = []
     for answer in answers:
         names = ", ".join(dict.fromkeys(row["benchmark"] for row in answer["rows"]))
         facts = {**answer["machine"], **answer["versions"]}
+        facts = {key: facts[key] for key in _MACHINE if facts.get(key) is not None}
         lines.append(f"- {names}: " + ", ".join(f"{name} {value}" for name, value in facts.items()))
-    return "## Measured on\n\n" + "\n".join(lines) + "\n"
+    return "## Measured on\n\nThe JSON files name all versions.\n\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

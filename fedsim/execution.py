@@ -30,8 +30,8 @@ class Unit:
             ids, and -1 - id for context tokens: see `fedsim.evaluation.losses`.
         lengths: (num_examples,) int64.
         weight: in [0, 1].
-        streams: (num_examples,) int64, what each example's draws (its place in local training,
-            its dropout masks) are a function of; None where nothing is drawn.
+        streams: (num_examples,) int64, the seed of each example's draws (its place in local
+            training, its dropout masks); None if the task draws nothing.
 
     Raises:
         ValueError: a weight out of range, or parts that do not fit each other.
@@ -61,7 +61,7 @@ class Unit:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The lengths as Python's numbers: what goes from unit to unit takes long by tensors."""
+        """The lengths as Python integers: loops over units are slow with tensors."""
         sizes: list[int] = self.lengths.tolist()
         return sizes
 
@@ -73,7 +73,7 @@ class Update:
     Attributes:
         values: in the layout of the parameters.
         loss: the mean loss over the unit's examples at the round's parameters, for the log.
-        num_gradients: per-example gradients that it took.
+        num_gradients: number of example gradients computed.
     """
 
     values: Tensors
@@ -82,7 +82,7 @@ class Update:
 
 
 class TaskSpec(BaseModel):
-    """What one unit computes, by name (entry points `fedsim.tasks`) and options, as JSON."""
+    """A task's name (entry points `fedsim.tasks`) and its options, sent to workers as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,7 +91,7 @@ class TaskSpec(BaseModel):
 
 
 class Task(Protocol):
-    """What one unit brings and computes; see the package `clients`.
+    """Selects a unit's examples and computes its update; see the package `clients`.
 
     Attributes:
         averages_gradients: whether the update is the mean of the unit's example gradients at
@@ -103,26 +103,26 @@ class Task(Protocol):
     def unit(self, key: int, round: int) -> Unit:
         """Return the unit's examples for this round.
 
-        They are a function of the seed, the round, who the user is and the user's own text: what
-        draws need is addressed by the keys of `fedsim/data/store/keys.py`, never by `key`, which is
-        a place in the data and changes when a user is added in front.
+        They depend only on the seed, the round, and the user's name and text. Seed draws with the
+        keys of `fedsim/data/store/keys.py`, never with `key`: it is a position in the data, which
+        changes when another user is added.
         """
         ...
 
     def units(self, keys: Keys, round: int) -> list[Unit]:
-        """Return what `unit` gives for each key: for many at once it may be far quicker."""
+        """Return `unit` of each key; much faster for many keys than one call for each."""
         ...
 
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Return the unit's update at `parameters`; zero for a unit without examples.
 
-        The parameters may be the server's own memory: a task that writes into them fails its round.
+        Do not write into the parameters: they may be the server's own memory. The round would fail.
         """
         ...
 
 
 class Engine(Protocol):
-    """How the clipped sum over units is computed; all engines give the sum of `loop`."""
+    """Computes the clipped sum over units; all engines return the sum that `loop` returns."""
 
     def __call__(
         self,
@@ -137,40 +137,40 @@ class Engine(Protocol):
 
 
 class Executor(Protocol):
-    """Computes the clipped sum of a whole cohort, wherever the clients are.
+    """Computes the clipped sum of a whole cohort, in this process or on workers.
 
-    One of your own needs this method alone: `docs/how-to/own-loop.md`.
+    An executor of your own needs only this method: `docs/how-to/own-loop.md`.
 
-    Formal guarantees, which the ε rests on:
+    Formal guarantees, on which the ε rests:
 
-    - A unit is added once, as w·clip(update) with a weight w in [0, 1]; `Accumulator` does that.
-    - Its update is a function of the parameters, the round, and its own data: no statistics of a
-      batch, and nothing that is remembered of other units.
+    - Each unit is added once, as w·clip(update) with a weight w in [0, 1]; `Accumulator` does that.
+    - An update depends only on the parameters, the round, and the unit's own data. It uses no batch
+      statistics and no state from other units.
     """
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
         """Return Σ w·clip(update) over exactly the units of `cohort`, or raise.
 
         Args:
-            parameters: the server's, float32. Leave them as they are.
+            parameters: the server's parameters, float32. Do not change them.
             cohort: (num_drawn,) int64, entries of the plan's pool; may be empty.
-            clip: of this round.
-            round: from 0.
+            clip: the clip of this round.
+            round: the round's number, from 0.
         """
         ...
 
 
 class Accumulator:
-    """Adds units to a sum in place, each checked, clipped and weighted: for an own `Executor`.
+    """Checks, clips and weights units, and adds them to a sum in place: for your own `Executor`.
 
-    Engines that add many units at once do the same to their norms and factors
-    (`clients/engines/clipped_sums.py`): a change of the rule is a change of both.
+    Engines that add many units at once apply the same rule to norms and factors, in
+    `clients/engines/clipped_sums.py`. Change both places together.
 
     Args:
-        layout: names, shapes and device of the updates; those of the parameters.
-        clip: bounds each of them.
-        norm_error: of the clip's factors, see `Clip.batch_factors`: for the margin of an engine
-            that adds most of its units otherwise.
+        layout: names, shapes and device of the updates, which are those of the parameters.
+        clip: bounds each update.
+        norm_error: relative error of norms, see `Clip.batch_factors`. Some engines add most units
+            in another way, and give the margin of that way here.
 
     Examples:
         >>> from fedsim.clipping import FlatClip
@@ -191,11 +191,11 @@ class Accumulator:
 
     @torch.no_grad()
     def add(self, update: Update, weight: float = 1.0) -> None:
-        """Add w·clip(update), or zero where that is not finite, and count it.
+        """Add w·clip(update), or zero if the update is not finite, and count the unit.
 
-        Not finite is an update with a NaN or an infinity anywhere, whose factor means nothing:
-        min(1, S/NaN) is 1 in many a library. So is one whose squared norm is infinite, which has a
-        factor of 0. The unit keeps its weight, so a clipped denominator still counts it.
+        An update is not finite if it contains a NaN or an infinity: its clip factor is meaningless,
+        since min(1, S/NaN) is 1 in many libraries. An infinite squared norm, whose factor is 0,
+        counts as not finite too. The unit keeps its weight, so a clipped denominator counts it.
 
         Raises:
             ValueError: a weight outside [0, 1], or another layout.
@@ -209,7 +209,7 @@ class Accumulator:
             self._unclipped += all(factor == whole for factor in factors.values())
         else:
             self._non_finite += 1
-            self._unclipped += 1  # as the zero that it counts as: a unit moves this by 0 or 1
+            self._unclipped += 1  # counted like a zero update: one unit changes this by 0 or 1
         self._weight += weight
         self._units += 1
         self._gradients += update.num_gradients
@@ -229,6 +229,6 @@ class Accumulator:
 
 
 def shards(cohort: Keys, size: int) -> Iterator[Keys]:
-    """Cut a cohort into runs of at most `size` >= 1 units; an empty cohort gives no shard."""
+    """Cut a cohort into shards of at most `size` >= 1 units; an empty cohort gives no shard."""
     for start in range(0, len(cohort), size):
         yield cohort[start : start + size]

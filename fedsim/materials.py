@@ -204,9 +204,9 @@ def load_model(
         )
     model: LanguageModel = loader(config, seed=seed, sequence_length=sequence_length, device=device)
     for key, default in (("attention", "eager"), ("quantisation", None)):
-        if getattr(model, key, default) != (asked := getattr(config, key)):
+        if getattr(model, key, default) != (requested := getattr(config, key)):
             raise ConfigError(
-                f"model.{key} = {asked!r}: the loader of models {name!r} does not support it; "
+                f"model.{key} = {requested!r}: the loader of models {name!r} does not support it; "
                 "leave it out"
             )
     return model

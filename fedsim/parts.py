@@ -191,15 +191,15 @@ def clip_policy(
     Raises:
         ConfigError: the adaptive clip's count would cost more than the whole round.
     """
-    asked = config.strategy.clip
-    if asked.schedule is not None:
-        schedule = asked.schedule
+    options = config.strategy.clip
+    if options.schedule is not None:
+        schedule = options.schedule
         scale = schedule.final_l2_clip_norm / clip.norm
         with about("strategy.clip.schedule."):
             return ClipSchedule(schedule.kind, scale, schedule.rounds or config.strategy.rounds)
-    if asked.adaptive is None:
+    if options.adaptive is None:
         return ConstantClip()
-    adaptive = asked.adaptive
+    adaptive = options.adaptive
     policy = AdaptiveClip(
         quantile=adaptive.quantile,
         learning_rate=adaptive.learning_rate,
@@ -263,24 +263,24 @@ def noise_multiplier(config: Config, sampling: Sampling, units_per_user: int) ->
 
 def search_of(config: Config) -> Search | None:
     """Return the hyperparameter search that this run belongs to, or None."""
-    asked = config.privacy.search
-    if asked is None:
+    options = config.privacy.search
+    if options is None:
         return None
-    return Search(asked.trials, config.strategy.rounds, score_noise(config), asked.stopping)
+    return Search(options.trials, config.strategy.rounds, score_noise(config), options.stopping)
 
 
 def score_rounds(config: Config) -> tuple[int, ...]:
     """Return the rounds after which a private score is released, ascending."""
-    asked, last = config.training.private_evaluation, config.strategy.rounds
-    if asked is None:
+    options, last = config.training.private_evaluation, config.strategy.rounds
+    if options is None:
         return ()
-    return (*range(asked.every or last, last, asked.every or last), last)
+    return (*range(options.every or last, last, options.every or last), last)
 
 
 def score_noise(config: Config) -> float:
     """Return the noise multiplier of private scores; 0 without private scores."""
-    asked = config.training.private_evaluation
-    return 0.0 if asked is None else asked.noise_multiplier
+    options = config.training.private_evaluation
+    return 0.0 if options is None else options.noise_multiplier
 
 
 def user_task(config: StrategyConfig) -> TaskSpec:

@@ -1,4 +1,4 @@
-"""A round's release and the state that the server's step changes, here or on the workers."""
+"""A round's release, and the state that the server's step changes, here or on workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.tensors import Tensors, l2_norm
 
 
 class Trained(NamedTuple):
-    """The parts of `ServerState` that a step changes: whole, or one worker's share."""
+    """The parts of `ServerState` that a step changes, in whole or one worker's share."""
 
     parameters: Tensors
     optimizer_state: Tensors
@@ -42,9 +42,9 @@ class Release:
 
     @cached_property
     def num_entries(self) -> int:
-        """Entries in all, to be read before the step."""
+        """Total number of entries, to be read before the step."""
         return sum(value.numel() for value in self.values.values())
 
     def stepped(self, step: Step, trained: Trained, *, keep: bool) -> Trained:
-        """Carry out a step where the release is."""
+        """Take a step in the process that has the release."""
         return step(trained, self.values, keep)

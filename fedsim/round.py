@@ -19,14 +19,14 @@ def run_round(
     2. Compute, clip, sum: the executor returns Σ w·clip(update) over the cohort.
     3. Account: charge the ledger, before there is a release.
     4. Estimate: divide by the plan's denominator.
-    5. Noise: Gaussian, its scale from the plan's clip and estimator. An empty cohort too. With a
-       matrix it takes back part of what earlier rounds added.
-    6. Step: the clip policy says which clip is next; an adaptive one from a noisy count that the
-       charge has covered. The server optimizer takes the release as its gradient.
+    5. Noise: Gaussian, with a scale from the plan's clip and estimator, also for an empty cohort.
+       A noise matrix subtracts part of the noise of earlier rounds.
+    6. Step: the clip policy chooses the next clip; an adaptive one uses a noisy count, which the
+       charge covers. The server optimizer takes the release as its gradient.
 
-    Noise and step are computed where the sum is, here or on the workers. Nothing here knows which
-    strategy made the plan. Raises whatever the executor raises when a
-    shard cannot be computed; nothing is released then. `keep`: see `ServerOptimizer.step`.
+    Noise and step are computed where the sum is, here or on the workers. This function does not
+    depend on the strategy. If a shard cannot be computed, it passes on the executor's error and
+    releases nothing. `keep`: see `ServerOptimizer.step`.
     """
     plan = plan.at(state)
     cohort = plan.cohort(state.round)
@@ -48,7 +48,7 @@ def run_round(
         clip_norm=plan.moving_clip_norm,
         released_share=next_clip.released_share,
     )
-    del total  # the step frees the release tensor by tensor
+    del total  # the step frees the release, one tensor after the other
     stepped = plan.optimizer.advance(state, release, plan.released_stddev(state.round), keep=keep)
     after = replace(stepped, round=state.round + 1, ledger=ledger, clip_scale=next_clip.scale)
     return after, record

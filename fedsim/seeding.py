@@ -141,7 +141,7 @@ class NoiseKey:
 
     Attributes:
         key: 32 bytes, secret: the noise can be computed from them.
-        first: of parameters of which a part is noised by itself, the number of its first chunk.
+        first: number of the first chunk, by parameter, if only a part of a parameter gets noise.
 
     Examples:
         >>> key = noise_key(seed=0, purpose="noise", round=3)

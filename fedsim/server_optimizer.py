@@ -73,7 +73,7 @@ class ServerOptimizer:
 
     @property
     def stepping(self) -> ServerOptimizer:
-        """The optimizer whose `torch_optimizer` steps: it knows no plan, and can be sent."""
+        """The optimizer that provides `torch_optimizer`; it has no plan, so it can be sent."""
         return self
 
     def advance(
@@ -167,15 +167,15 @@ class ServerOptimizer:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One round's step, of all parameters or of a share of them.
+    """One round's step, on all parameters or on a share of them.
 
     Attributes:
-        optimizer: whose `torch_optimizer` steps.
-        average: of the parameters; None: none.
+        optimizer: provides `torch_optimizer`.
+        average: averages the parameters; None for no average.
         round: the round, from 0.
-        factor: what the gradient is multiplied by.
-        rate_share: what the learning rate is multiplied by.
-        noise_stddev: of the noise in each entry of the gradient, after `factor`.
+        factor: factor on the gradient.
+        rate_share: factor on the learning rate.
+        noise_stddev: standard deviation of the noise in each gradient entry, after `factor`.
     """
 
     optimizer: ServerOptimizer
@@ -186,7 +186,7 @@ class OptimizerStep:
     noise_stddev: float
 
     def __call__(self, trained: Trained, gradient: dict[str, torch.Tensor], keep: bool) -> Trained:
-        """Return what there is after the step; arguments are as of `ServerOptimizer.step`."""
+        """Return the state after the step; for the arguments see `ServerOptimizer.step`."""
         parameters, state, average = trained
         before: dict[str, dict[str, torch.Tensor]] = {name: {} for name in parameters}
         for path, value in state.items():
@@ -200,10 +200,10 @@ class OptimizerStep:
         with threads_by_size(parameters):
             for name, value in parameters.items():
                 moved[name] = entry = value.detach().clone()
-                given = gradient.pop(name)
-                given = given if self.factor == 1.0 else given * self.factor
-                entry.grad = given.to(entry.dtype) if keep else as_float32_(given)
-                del given
+                scaled = gradient.pop(name)
+                scaled = scaled if self.factor == 1.0 else scaled * self.factor
+                entry.grad = scaled.to(entry.dtype) if keep else as_float32_(scaled)
+                del scaled
                 optimizer = self.optimizer.torch_optimizer([entry])
                 for group in optimizer.param_groups:
                     group["lr"] *= self.rate_share

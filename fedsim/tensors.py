@@ -236,7 +236,7 @@ def _norms_of_parts(value: torch.Tensor) -> list[float]:
 
 
 def all_finite(tensors: Tensors) -> bool:
-    """Return whether no entry is NaN or infinite; tensors on workers know that of themselves."""
+    """Return whether no entry is NaN or infinite; tensors on workers have a field for that."""
     if (known := getattr(tensors, "finite", None)) is not None:
         return bool(known)
     filled = [value for value in tensors.values() if value.numel()]

@@ -34,12 +34,12 @@ _UNDERFLOW = 1e-28
 
 @contextmanager
 def float32_products() -> Iterator[None]:
-    """Multiply and convolve float32 numbers in float32, whatever torch's settings are.
+    """Multiply and convolve float32 numbers in float32, for any of torch's settings.
 
     The bounds here do not hold for TF32 or bfloat16. `set_float32_matmul_precision` allows these in
     products, and convolutions use TF32 by default.
     """
-    mkldnn: Any = torch.backends.mkldnn  # which has what its type does not say
+    mkldnn: Any = torch.backends.mkldnn  # missing from torch's stubs
     cudnn: Any = torch.backends.cudnn
     places = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     places += [mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
@@ -81,9 +81,9 @@ def add_rows(total: torch.Tensor, factors: torch.Tensor, rows: torch.Tensor) -> 
 def norm_error(layout: Tensors) -> float:
     """Return the relative margin for float32 rounding of a norm and of a clipped share.
 
-    Relative, see `Clip.batch_factors`. A block's sum of squares is low by γ_1024 at most and its
-    root by u, hence a norm by 513.1u; a factor that is rounded to float32, and its product with an
-    entry, are u too large each. Units that are added alone, in float64, have the same margin.
+    See `Clip.batch_factors`. A block's sum of squares is too small by at most γ_1024 and its root
+    by u, so a norm is too small by 513.1u. A factor rounded to float32 and its product with an
+    entry are each too large by u. Units that are added alone, in float64, have the same margin.
     """
     return 0.0 if next(iter(layout.values())).dtype == torch.float64 else _NORM_ERROR
 
@@ -154,7 +154,7 @@ class PartialSum(Accumulator):
             losses: (units,); losses that are not finite count as zero.
             num_unclipped: number of units that the clip did not change.
             num_non_finite: number of units that count as zero.
-            num_gradients: that they took; by default one of each example.
+            num_gradients: number of gradients computed; by default one per example.
         """
         self._weight += math.fsum(unit.weight for unit in units)
         self._units += len(units)

@@ -81,10 +81,10 @@ class ChatEncoder:
             completion = [{"role": "assistant", "content": completion}]
         if isinstance(prompt, list) and isinstance(completion, list):
             whole = self._rendered(prompt + completion)
-            asked = self._rendered(prompt, answering=True)
-            if not (whole.startswith(asked) or whole.startswith(self._rendered(prompt))):
+            beginning = self._rendered(prompt, answering=True)
+            if not (whole.startswith(beginning) or whole.startswith(self._rendered(prompt))):
                 raise self._rewritten("the completion", "render them as they were")
-            ids, before = self._tokens(whole).ids, self._tokens(asked).ids
+            ids, before = self._tokens(whole).ids, self._tokens(beginning).ids
             return self._counting(ids, np.arange(len(ids)) >= _common(before, ids))
         assert messages is not None  # noqa: S101  (what the source writes)
         if self.loss_on == "all":

@@ -66,7 +66,7 @@ def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa:
     own = dict(block.named_parameters(prefix="block", remove_duplicate=False))
     values, structure = tree_flatten((args, kwargs))
     places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    given = [values[place] for place in places]
+    inputs = [values[place] for place in places]
     for place in places:  # autograd keeps them, and frees them
         values[place] = None
     body = _Body(block)
@@ -80,10 +80,10 @@ def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa:
         return torch.func.functional_call(body, replaced, arguments, options, tie_weights=False)
 
     # Autocast and context variables may differ in the backward pass or in its thread.
-    kind, context = given[0].device.type, copy_context()
+    kind, context = inputs[0].device.type, copy_context()
     autocast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def again(*tensors: torch.Tensor) -> Any:  # noqa: ANN401
+    def recompute(*tensors: torch.Tensor) -> Any:  # noqa: ANN401
         with (
             torch.enable_grad(),
             torch.autocast(kind, dtype, enabled=autocast, cache_enabled=False),
@@ -92,7 +92,7 @@ def _checkpoint(block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:  # noqa:
 
     # Requires a gradient even if no tensor does, as hooks may begin the graph inside the block.
     anchor = torch.empty(0, requires_grad=True)
-    return _Recomputed.apply(compute, again, anchor, *given, *own.values())  # type: ignore[no-untyped-call]
+    return _Recomputed.apply(compute, recompute, anchor, *inputs, *own.values())  # type: ignore[no-untyped-call]
 
 
 class _Body(nn.Module):
@@ -113,11 +113,11 @@ class _Recomputed(torch.autograd.Function):
     def forward(
         ctx: Any,  # noqa: ANN401
         compute: Callable[..., Any],
-        again: Callable[..., Any],
+        recompute: Callable[..., Any],
         anchor: torch.Tensor,
         *tensors: torch.Tensor,
     ) -> Any:  # noqa: ANN401
-        ctx.again = again
+        ctx.again = recompute
         ctx.save_for_backward(*tensors)
         return compute(*tensors)
 

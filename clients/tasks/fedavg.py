@@ -83,18 +83,18 @@ class LocalSGD(UserTask):
             streams=True,  # they also shuffle a user's examples
         )
         self.steps = LocalSteps(learning_rate, momentum, proximal, schedule)
-        self.batch_size = min(batch_size, group_size)  # there are no more
+        self.batch_size = min(batch_size, group_size)  # a user has no more examples
         self._epochs = epochs
 
     def batches(self, unit: Unit, round: int) -> Iterator[torch.Tensor]:
         """Yield the rows of `unit.tokens` that each local step takes, (rows,) int64.
 
-        `epochs` passes in shuffled batches; the last batch of a pass may be short. The order of a
-        pass is that of hashes of the examples' streams: a function of the seed, the round, the
-        user and the examples alone, wherever they stand. Nothing without examples.
+        There are `epochs` passes in shuffled batches; the last batch of a pass may be short. The
+        order follows hashes of the examples' streams. It depends only on the seed, the round, the
+        user and the examples, not on their positions. A unit without examples has no batches.
 
         Raises:
-            ValueError: a unit with examples and without streams, which is not of this task.
+            ValueError: a unit with examples but without streams, which another task made.
         """
         count = len(unit.lengths)
         if count == 0:
@@ -112,7 +112,7 @@ class LocalSGD(UserTask):
     def update(self, parameters: Tensors, unit: Unit, round: int) -> Update:
         """Take a step for each of `batches`.
 
-        The loss is that of the first pass, the parameters moving under it.
+        The loss is that of the first pass, while the parameters change.
         """
         batches = list(self.batches(unit, round))
         local, loss = local_steps(self.model, parameters, unit, batches, self.steps)

@@ -94,8 +94,8 @@ class TradeOff:
         steep = 1.0 - self.deltas - growth * rates
         flat = (1.0 - self.deltas - rates) / growth
         lines: Array = np.maximum(steep, flat)
-        most: Array = lines.max(axis=1)
-        return np.maximum(most, 0.0)
+        upper: Array = lines.max(axis=1)
+        return np.maximum(upper, 0.0)
 
     def true_positive_rates(self, false_positive_rates: Array) -> Array:
         """Return the maximum true positive rate at each rate, (m,): an upper bound on any ROC."""

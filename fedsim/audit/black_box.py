@@ -171,12 +171,14 @@ def train_with(
         store = Path(folder) / "store"
         add_users(materials, texts, included, copies(config), store)
         planted = _reading(config, plan, store)
-        found = load_materials(planted.seed, planted.data, planted.model, device, materials.seed)
+        with_canaries = load_materials(
+            planted.seed, planted.data, planted.model, device, materials.seed
+        )
         # `tried` silences a warning: the canaries make the population differ from the declared one.
-        full = tried(planted, found)
+        full = tried(planted, with_canaries)
         with open_grid(config.executor) as grid, CountProgress("audit", rounds) as bar:
             plan = replace(plan, pool=full.pool, addresses=full.addresses, owners=full.owners)
-            executor = build_executor(planted, found, plan, grid, device)
+            executor = build_executor(planted, with_canaries, plan, grid, device)
             state = train(ServerState(0, start), plan, executor, rounds, on_round=bar.advance)
     return state.model
 

@@ -66,8 +66,8 @@ def epsilon_lower_bound(
         return 0.0
     if excess(_LARGEST) < 0.0:
         return _LARGEST
-    found = float(optimize.brentq(excess, 0.0, _LARGEST, xtol=1e-6))
-    return max(0.0, found - 1e-6)
+    root = float(optimize.brentq(excess, 0.0, _LARGEST, xtol=1e-6))
+    return max(0.0, root - 1e-6)
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ def ways(
             f"scores: {canaries}, included: {len(included)}; give equally many, at least 2"
         )
     order = np.argsort(np.nan_to_num(scores, nan=np.inf, posinf=np.inf), kind="stable")
-    found = []
+    choices = []
     for top in sorted({max(1, math.floor(share * canaries / 2)) for share in shares}):
         right_in = int(included[order[-top:]].sum())
         right_out = int((~included[order[:top]]).sum())
-        found.append(Guesses(canaries / 2, top, right_in))
-        found.append(Guesses(canaries, 2 * top, right_in + right_out))
-    return found
+        choices.append(Guesses(canaries / 2, top, right_in))
+        choices.append(Guesses(canaries, 2 * top, right_in + right_out))
+    return choices
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,11 @@ def uls(
         "groups": groups,
     }
     wanted = _wanted(sampling_probability, users, cohort_size, rounds)
-    asked = _Question(
+    question = _Question(
         *(_sampling(options, wanted), "users", 1, rounds, delta),
         *(noise_multiplier, epsilon, accountant, relation),
     )
-    _answer(asked, users, tradeoff=tradeoff, as_json=as_json)
+    _answer(question, users, tradeoff=tradeoff, as_json=as_json)
 
 
 def _wanted(
@@ -160,11 +160,11 @@ def els(
     """Example-level sampling (ELS) with a cap on the examples of a user, accounted per user."""
     with about("--sampling-probability: "):
         sampling = PoissonSampling(sampling_probability)
-    asked = _Question(
+    question = _Question(
         *(sampling, "examples", group_size, rounds, delta),
         *(noise_multiplier, epsilon, accountant, relation),
     )
-    _answer(asked, users, tradeoff=tradeoff, as_json=as_json)
+    _answer(question, users, tradeoff=tradeoff, as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -234,14 +234,14 @@ def _answer(asked: _Question, users: int | None, *, tradeoff: bool, as_json: boo
         typer.echo(delta_sentence(delta, users, public=True), err=True)
     attacker = None if curve is None else curve.to_json()
     if as_json:
-        found = {
+        answer = {
             "epsilon": finite_or_none(spent),
             **terms.to_json(),
             "guaranteed": terms.guaranteed,
             "statement": terms.sentence(),
             **({"trade_off": attacker} if tradeoff else {}),
         }
-        typer.echo(json.dumps(found, allow_nan=False))
+        typer.echo(json.dumps(answer, allow_nan=False))
         return
     typer.echo(terms.sentence())
     if attacker is not None:

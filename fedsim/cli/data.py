@@ -103,11 +103,11 @@ def inspect(
     opened = TokenStore.open(store)
     if verify:
         opened.verify()
-    found = inspect_store(opened)
+    facts = inspect_store(opened)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(facts))
     else:
-        print_inspection(found)
+        print_inspection(facts)
 
 
 @app.command()
@@ -128,11 +128,11 @@ def selections(
     from fedsim.evaluation.selection_table import print_table, selection_table
 
     with status_when_slow("scoring"):
-        found = selection_table(TokenStore.open(store), model, group_size)
+        comparison = selection_table(TokenStore.open(store), model, group_size)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(comparison))
     else:
-        print_table(found)
+        print_table(comparison)
 
 
 @app.command()
@@ -140,11 +140,11 @@ def recipes(
     as_json: Json = False,
 ) -> None:
     """List the recipes for data sets of papers: for `data.recipe` and `data build --recipe`."""
-    found = {name: load_recipe(name).model_dump() for name in recipe_names()}
+    all_recipes = {name: load_recipe(name).model_dump() for name in recipe_names()}
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(all_recipes))
         return
-    for name, recipe in found.items():
+    for name, recipe in all_recipes.items():
         source = recipe["data"].get("source", "a local copy")
         typer.echo(f"{name} ({source})\n  {recipe['description']}\n  Follows {recipe['follows']}.")
         typer.echo(f"  Differs: {recipe['differs']}\n  Licence: {recipe['licence']}.\n")

@@ -23,14 +23,14 @@ def ledger_command(
     """Show the (ε, δ) of all runs that share a ledger, and the shares spent and left."""
     from fedsim.runner.shared_ledger import read_shared
 
-    found = ledger_facts(read_shared(file))
+    facts = ledger_facts(read_shared(file))
     if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
+        typer.echo(json.dumps(facts, allow_nan=False))
         return
-    for one in found["releases"]:
+    for one in facts["releases"]:
         spent = f"{100.0 * one['spent_share']:.4g} % of the budget"
         typer.echo(f"{one['rounds']:>9,} releases, {spent}: {one['mechanism']}")
-    typer.echo(found["statement"])
+    typer.echo(facts["statement"])
 
 
 def ledger_facts(shared: SharedLedger) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def compose_command(
         unit=units.pop(),
     )
     if as_json:
-        found = {"epsilon": finite_or_none(terms.epsilon), **terms.to_json()}
-        typer.echo(json.dumps({**found, "runs": len(runs), "statement": terms.sentence()}))
+        facts = {"epsilon": finite_or_none(terms.epsilon), **terms.to_json()}
+        typer.echo(json.dumps({**facts, "runs": len(runs), "statement": terms.sentence()}))
         return
     typer.echo(f"{len(runs)} runs, if all were fixed in advance. {terms.sentence()}")
 

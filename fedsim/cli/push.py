@@ -31,12 +31,12 @@ def push_command(
     """Upload a run's adapter (or model) with its model card and privacy.json, and no other file."""
     from fedsim.runner.push import parcel, send
 
-    found = parcel(run_dir, merged=merged)
-    for path in found.files:
+    upload = parcel(run_dir, merged=merged)
+    for path in upload.files:
         typer.echo(f"{path.stat().st_size:>13,}  {path.name}")
-    typer.echo(" ".join(filter(None, (found.statement, found.note))))
+    typer.echo(" ".join(filter(None, (upload.statement, upload.note))))
     if dry_run:
         typer.echo(f"Nothing was sent. Without --dry-run these files go to {repo}.")
         return
     with status_when_slow("sending"):
-        typer.echo(send(found, repo, public=public))
+        typer.echo(send(upload, repo, public=public))

@@ -82,7 +82,7 @@ def study_command(
     if name is None:
         raise ConfigError(f"study: no name; known: {', '.join(names('studies'))}")
     run = resolve("studies", name, "study")
-    given: dict[str, Any] = {
+    all_options: dict[str, Any] = {
         "model": model,
         "data": tuple(data or ()),
         "user_column": user_column,
@@ -93,7 +93,7 @@ def study_command(
         "rounds": rounds,
         "seeds": seeds,
     }
-    options = {key: value for key, value in given.items() if value not in (None, ())}
+    options = {key: value for key, value in all_options.items() if value not in (None, ())}
     _check_taken(name, options, getattr(run, "takes", ()))
     run(out or Path("runs") / "studies" / name, quick=quick, **options)
 

@@ -167,6 +167,6 @@ def _held_out_counts(sizes: Indices, fraction: float, rule: Rule, limit: int | N
     shares = fraction * sizes
     # 0.1 * 30 must not round up to 4 because the float 0.1 is above a tenth.
     rounded = np.floor(shares + 0.5) if rule == "random" else np.ceil(shares - 1e-9)
-    most = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
-    counts: Indices = np.minimum(rounded.astype(np.int64), most)
+    maximum = sizes - 1 if limit is None else np.minimum(sizes - 1, limit)
+    counts: Indices = np.minimum(rounded.astype(np.int64), maximum)
     return counts

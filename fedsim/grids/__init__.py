@@ -5,5 +5,5 @@ replies (`records.py`). `ray_worker.py` answers a shard in a worker on Ray. `ray
 shards of a lost worker to another, up to five times; `ray_cluster.py` starts or joins a cluster.
 `collective.py` has workers exchange sums and parameters (`member.py`), a share each (`shares.py`).
 `build.py` makes the executor that a config names.
-This is the only folder that touches the inside of Flower and Ray.
+No other folder uses internals of Flower and Ray.
 """

@@ -28,21 +28,21 @@ def build_executor(
     """Return the executor of a plan's rounds over a grid.
 
     Args:
-        config: of the run; its `executor` section has shard size, engine and workers.
-        materials: of the config.
-        plan: of the rounds; the executor includes the plan's test of each round.
+        config: the run's config; `[executor]` has shard size, engine and workers.
+        materials: the config's materials.
+        plan: the plan of the rounds; the executor includes the plan's test of each round.
         grid: any `flwr.serverapp.Grid`.
-        device: of the server, in torch's spelling.
+        device: torch device of the server.
 
     Raises:
-        ConfigError: `executor.reduce` is not for this plan or this grid.
+        ConfigError: this plan or this grid does not support `executor.reduce`.
     """
     spec = ClientSpec(
         seed=config.seed,
         data_seed=materials.seed,
         text_digest=materials.text_digest,
         start_digest=materials.start_digest,
-        # In one process both have the same network.
+        # Server and worker share one network in this process.
         frozen_digest=None if type(grid) is InProcessGrid else materials.frozen_digest,
         data=config.data,
         model=config.model,
@@ -63,7 +63,7 @@ def build_executor(
 
 
 def check_reduce(config: Config, plan: RoundPlan, grid: Grid) -> None:
-    """Raise `ConfigError` where workers cannot add up and step as `executor.reduce` says."""
+    """Raise `ConfigError` if plan or grid do not support `executor.reduce`."""
     if config.executor.reduce == "central":
         return
     gpus = config.executor.gpus_per_worker

@@ -1,6 +1,6 @@
-"""Rounds whose sums and parameters go from worker to worker: the server's part.
+"""The server's part of rounds in which workers exchange sums and parameters directly.
 
-Flower's messages carry shards, clip and counts. The workers' part is in `member.py`.
+Flower's messages carry only shards, clip and counts. `member.py` has the workers' part.
 """
 
 from __future__ import annotations
@@ -37,47 +37,49 @@ log = logging.getLogger("fedsim")
 
 Result = TypeVar("Result")
 Call = tuple[Any, ...]
-"""A worker's number, a method of `Worker`, and its arguments."""
+"""Number of a worker, name of a method of `Worker`, and the method's arguments."""
 
 _ATTEMPTS = 5  # of a round
-_PATIENCE = 10.0  # seconds for workers to notice that another died in an exchange
+_PATIENCE = 10.0  # seconds for workers to notice that another died during an exchange
 _FIRST_NODE = 2
 
 
 class WorkerLostError(RuntimeError):
-    """A worker died, or was ended because it waited for one that did."""
+    """A worker died, or was ended because it waited for a worker that had died."""
 
 
 class Crew(Protocol):
-    """What a group needs of the workers; `RayGrid` has it."""
+    """Interface of the workers that a group needs; `RayGrid` implements it."""
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         ...
 
     def together(
         self, calls: Sequence[Call], results: int = 1, patience: float | None = None
     ) -> list[Any]:
-        """Return what calls of workers return, in their order, each begun at once.
+        """Begin all calls at once; return their results in the order of the calls.
 
         Args:
-            calls: in each worker's own order.
-            results: of a call; all but the first come as references, and outlive the worker.
-            patience: seconds that others may take after the first failure, before they are ended.
+            calls: each worker carries out its calls in this order.
+            results: number of results per call. All but the first are returned as references, and
+                outlive the worker.
+            patience: seconds that other workers may take after the first failure, before they are
+                ended.
 
         Raises:
-            WorkerLostError: a worker died; it is started again.
+            WorkerLostError: a worker died; it is being restarted.
             RuntimeError: a call failed, with the worker's traceback.
         """
         ...
 
     def put(self, value: object) -> object:
-        """Store a value for the workers, and return its reference."""
+        """Store a value for the workers; return its reference."""
         ...
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """Return what is stored."""
+        """Return the stored values."""
         ...
 
     def wait_until_whole(self) -> None:
@@ -89,7 +91,7 @@ class SharedTensors(Mapping[str, torch.Tensor]):
     """Tensors stored in shares by the workers; reading one tensor reads all shares.
 
     Attributes:
-        references: of the shares.
+        references: references to the stored shares.
         version: name of these tensors on the workers that hold them.
         finite: whether no entry is NaN or infinite.
     """
@@ -115,7 +117,7 @@ class SharedTensors(Mapping[str, torch.Tensor]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """Return how many tensors there are."""
+        """Return the number of tensors."""
         return len(self._names)
 
     @cached_property
@@ -146,23 +148,23 @@ class SharedRelease(Release):
         self.num_entries = group.num_entries
 
     def stepped(self, step: Step, trained: Trained, *, keep: bool) -> Trained:
-        """Step each share on its worker; the earlier shares stay stored."""
+        """Step each share on its worker; the shares before the step stay stored."""
         return self._group.stepped(step, trained)
 
 
 class CollectiveExecutor(GridExecutor):
-    """Has the workers compute sums, noise and step; the server has counts and norms.
+    """The workers compute sums, noise and step; the server gets only counts and norms.
 
-    A worker that dies fails the round before anything of it leaves the workers. The group is formed
-    again and the round repeated, with the same cohort and noise, from the shares that workers
-    stored after the last round.
+    If a worker dies, the round fails before any of its results leave the workers. The group is then
+    formed again, and the round is repeated with the same cohort and noise, from the shares that the
+    workers stored after the last round.
 
     Args:
         crew: the workers.
         spec: the run's settings for the clients.
-        shard_size: as of `GridExecutor`.
-        tokens: as of `GridExecutor`.
-        whole: cut no parameter among workers.
+        shard_size: see `GridExecutor`.
+        tokens: see `GridExecutor`.
+        whole: do not divide a parameter among workers.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class CollectiveExecutor(GridExecutor):
         super().__init__(_ByNode(crew), spec, shard_size, tokens)
         self._crew, self._whole = crew, whole
         self._worker_device = spec.device
-        # NCCL takes one worker a GPU.
+        # NCCL needs a GPU for each worker.
         own_gpu = spec.device.startswith("cuda") and spec.gpu_share >= 1.0
         self._backend = "nccl" if own_gpu else "gloo"
         self._shares = Shares({}, crew.count)
@@ -185,7 +187,7 @@ class CollectiveExecutor(GridExecutor):
         self._phases: list[Callable[[], Any]] = []  # of this round, so far
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> SharedSum:
-        """Return the counts of the sum over the cohort, whose values stay with the workers.
+        """Return the counts of the sum over the cohort; its values stay on the workers.
 
         Raises:
             RuntimeError: a shard failed, or workers died too often.
@@ -204,7 +206,7 @@ class CollectiveExecutor(GridExecutor):
         return SharedSum(**counts, group=self)
 
     def release(self, factor: float, stddev: float, noise: NoiseKey) -> Release:
-        """Add up and noise the sum, share by share."""
+        """Add up the workers' sums and add noise, share by share."""
         norms = self._phase(lambda: self._together("noise", factor, stddev, noise))
         release = SharedRelease(self, norms)
         if not math.isfinite(release.estimate_norm):
@@ -212,7 +214,7 @@ class CollectiveExecutor(GridExecutor):
         return release
 
     def stepped(self, step: Step, trained: Trained) -> Trained:
-        """Carry out a step, share by share."""
+        """Take a step of the server's optimizer, share by share."""
         states, averages = (self._references(each) for each in trained[1:])
 
         def phase() -> tuple[str, list[Any]]:
@@ -223,9 +225,9 @@ class CollectiveExecutor(GridExecutor):
             ]
             return version, self._crew.together(calls, results=4, patience=_PATIENCE)
 
-        version, told = self._phase(phase)
-        self._phases = []  # the round is done: what they read may be dropped
-        heads, *references = zip(*told, strict=True)
+        version, results = self._phase(phase)
+        self._phases = []  # the round is done, so the inputs of its phases may be dropped
+        heads, *references = zip(*results, strict=True)
         finite, state_names, mean_names = zip(*heads, strict=True)
         moved = SharedTensors(
             self, references[0], self._shares.shapes, finite=all(finite), version=version
@@ -234,14 +236,14 @@ class CollectiveExecutor(GridExecutor):
         return Trained(moved, state, SharedTensors(self, references[2], chain(*mean_names)))
 
     def read(self, references: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the whole of stored shares, on the server's device."""
+        """Join stored shares; return the whole tensors on the server's device."""
         parts = [tensors_of(part) for part in self._crew.fetch(references)]
         whole = self._shares.join(parts)
         return {name: value.to(self._device, copy=True) for name, value in whole.items()}
 
     @property
     def num_entries(self) -> int:
-        """How many entries all shares have."""
+        """Number of entries of all shares."""
         return sum(self._shares.size(rank) for rank in range(self._shares.count))
 
     def _put_parameters(self, parameters: Tensors) -> SharedTensors:
@@ -262,19 +264,19 @@ class CollectiveExecutor(GridExecutor):
         return self._crew.together(calls, patience=_PATIENCE)
 
     def _phase(self, phase: Callable[[], Result]) -> Result:
-        """Return what a phase of the round returns; after a loss all are made again."""
+        """Run a phase of the round; if a worker is lost, repeat all its phases so far."""
         self._phases.append(phase)
-        again: list[Callable[[], Any]] = []
+        repeated: list[Callable[[], Any]] = []
         reason = ""
         for _ in range(_ATTEMPTS):
             try:
                 self._form()
-                for earlier in again:
+                for earlier in repeated:
                     earlier()
                 return phase()
             except WorkerLostError as error:
-                self._formed, again, reason = False, self._phases[:-1], str(error)
-                log.warning("a worker died; the round is made again, with the same draws")
+                self._formed, repeated, reason = False, self._phases[:-1], str(error)
+                log.warning("a worker died; the round is repeated with the same draws")
         raise RuntimeError(f"workers died {_ATTEMPTS} times in one round: {reason}")
 
     def _form(self) -> None:
@@ -291,7 +293,7 @@ class CollectiveExecutor(GridExecutor):
 
 
 class _ByNode(OneRunGrid):
-    """Sends each message to the worker of its node and no other: its sum stays there."""
+    """Sends each message to the worker of its node only, since the sum stays there."""
 
     def __init__(self, crew: Crew) -> None:
         super().__init__()

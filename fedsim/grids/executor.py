@@ -1,4 +1,4 @@
-"""The executor of every run: shards of a cohort, sent as Flower messages over any grid."""
+"""The executor of all runs: sends shards of a cohort as Flower messages over any grid."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _INTERVAL = 0.2
 
 
 class GridExecutor:
-    """Sends shards to the grid's nodes in turn and folds the replies in shard order.
+    """Sends shards to the grid's nodes in turn; adds up the replies in the order of the shards.
 
-    A partial cohort is never released: a shard that is missing, comes twice or counts another
-    number of units fails the round, and so does a sum that is not finite.
+    A partial cohort is never released. A round fails if a shard is missing, comes twice or has a
+    wrong number of units, or if a sum is not finite.
 
     Args:
         grid: any `flwr.serverapp.Grid`.
         spec: the run's settings for the clients.
-        shard_size: units a message; 0 cuts the cohort into a shard a node with about equal numbers
-            of tokens, so that each node sends one sum.
-        tokens: (num_keys,) tokens of a unit, by its key; None if units are alike.
+        shard_size: units per message. 0 cuts the cohort into one shard per node with about equal
+            numbers of tokens, so that each node sends one sum.
+        tokens: (num_keys,) number of tokens of each unit, by key; None if all are equal.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GridExecutor:
         self._tokens = tokens
 
     def clipped_sum(self, parameters: Tensors, cohort: Keys, clip: Clip, round: int) -> WeightedSum:
-        """Return the sum over the cohort; of an empty cohort it is zero and sends no message.
+        """Return the sum over the cohort; for an empty cohort zero, without a message.
 
         Raises:
             RuntimeError: a shard failed, with the worker's own error; or no node connected.
@@ -60,21 +60,21 @@ class GridExecutor:
         pieces = self._cut(cohort, len(nodes))
         replies = self._replies(parameters, pieces, clip, nodes, round)
         at_once = min(len(nodes), _AT_ONCE)
-        total: WeightedSum | None = None  # made with the first replies: it is large
+        total: WeightedSum | None = None  # allocated with the first replies, as it is large
         waiting: dict[int, ShardReply] = {}
         ready: list[ShardReply] = []
-        following = 0  # the shard after those that are ready
+        following = 0  # the next shard in order
         for reply in replies:
             known = following <= reply.shard < len(pieces) and reply.shard not in waiting
             if not known or reply.round != round:
                 raise RuntimeError(
                     f"round {round}: shard {reply.shard} of round {reply.round} came twice or "
-                    "unasked"
+                    "without a request"
                 )
             if reply.total.num_units != len(pieces[reply.shard]):
                 raise RuntimeError(
-                    f"round {round}: shard {reply.shard} counts {reply.total.num_units} units, was "
-                    f"sent {len(pieces[reply.shard])}"
+                    f"round {round}: shard {reply.shard} has {reply.total.num_units} units, but "
+                    f"{len(pieces[reply.shard])} were sent"
                 )
             waiting[reply.shard] = reply
             while following in waiting:  # in shard order: the bits do not depend on timing
@@ -97,7 +97,7 @@ class GridExecutor:
         self, parameters: Tensors, pieces: list[Keys], clip: Clip, nodes: list[int], round: int
     ) -> Iterator[ShardReply]:
         record, clip_json = to_record(parameters), clip.model_dump_json()
-        requests = [  # a list: Flower's grid of a SuperLink goes through the messages twice
+        requests = [  # a list: Flower's SuperLink grid iterates over the messages twice
             Message(
                 ShardRequest(self.spec, clip_json, round, number, keys, record).to_content(),
                 dst_node_id=nodes[number % len(nodes)],
@@ -117,7 +117,7 @@ class GridExecutor:
 
 
 def _fold(total: WeightedSum, replies: list[ShardReply], round: int) -> WeightedSum:
-    """Return total + replies, written into `total`; the norms come from the same pass."""
+    """Add the replies into `total`; one pass over memory also computes their norms."""
     total, norms = total.absorb_([reply.total for reply in replies])
     for reply, norm in zip(replies, norms, strict=True):
         if not (math.isfinite(norm) and math.isfinite(reply.total.weight)):
@@ -129,12 +129,12 @@ def _fold(total: WeightedSum, replies: list[ShardReply], round: int) -> Weighted
 
 
 def wait_for_nodes(grid: Grid, count: int = 1, patience: float = _PATIENCE) -> list[int]:
-    """Return the sorted ids of all connected nodes, once there are `count` or more.
+    """Wait for at least `count` connected nodes; return the sorted ids of all.
 
     Under Flower, nodes may connect after the ServerApp has started.
 
     Raises:
-        RuntimeError: there were fewer for `patience` seconds.
+        RuntimeError: after `patience` seconds there are fewer.
     """
     end = time.monotonic() + patience
     while True:

@@ -1,7 +1,7 @@
-"""The ClientApp of `flwr run`: fedsim's own, in a Ray of this run's own.
+"""The ClientApp of `flwr run`: that of fedsim, with a separate Ray for the run.
 
-Flower's simulation engine imports it before it starts Ray, and would attach to any Ray that runs on
-this machine: there it may wait for free cores without end.
+Flower's simulation engine imports this module before it starts Ray. It would attach to any Ray that
+runs on this machine, and could wait there forever for free cores.
 """
 
 from __future__ import annotations

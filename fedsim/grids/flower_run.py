@@ -1,4 +1,4 @@
-"""`fedsim flower`: start a SuperLink, submit the app with `flwr run`, wait for its real end."""
+"""`fedsim flower`: start a SuperLink, submit the app with `flwr run`, and wait for its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TAIL = 30  # lines of the log in an error
 
 
 class FlowerRunError(RuntimeError):
-    """Flower did not carry out the run; the message says why."""
+    """Flower could not carry out the run; the message says why."""
 
 
 def run_on_flower(
@@ -64,7 +64,7 @@ def run_on_flower(
         simulated: dict[str, float] = {
             "num-supernodes": workers,
             "client-resources-num-cpus": cores,
-            "init-args-num-cpus": workers * cores,  # so that each node has a process of its own
+            "init-args-num-cpus": workers * cores,  # so that each node is a separate process
         }
         if share.gpus_per_worker:
             simulated["client-resources-num-gpus"] = float(share.gpus_per_worker)
@@ -73,7 +73,7 @@ def run_on_flower(
 
 
 def environment(home: str) -> dict[str, str]:
-    """Return the environment of Flower's processes, whose home folder is `home`."""
+    """Return environment variables for Flower's processes, with `home` as home folder."""
     return {
         "OMP_NUM_THREADS": "1",  # float32 sums then have the same bits in every process
         **os.environ,
@@ -81,7 +81,7 @@ def environment(home: str) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_ADDRESS": "",  # a Ray of its own: see `flower_client.py`
+        "RAY_ADDRESS": "",  # a separate Ray: see `flower_client.py`
         "PYTHONUNBUFFERED": "1",
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
     }
@@ -152,7 +152,7 @@ def _carry_out(
 
 
 def _end_of(env: dict[str, str], run_id: str) -> dict[str, str]:
-    """Return the status of the finished run: the end of the log need not be its end."""
+    """Wait until the run has ended, which may be later than its log; return its status."""
     while True:
         (run,) = _ask(env, "ls", _LINK, f"--run-id={run_id}")["runs"]
         if run["status"].startswith("finished"):
@@ -161,7 +161,7 @@ def _end_of(env: dict[str, str], run_id: str) -> dict[str, str]:
 
 
 def _ask(env: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Return the answer of a `flwr` command, whose exit status says nothing."""
+    """Return the JSON output of a `flwr` command; its exit status is unreliable."""
     with _start(env, "flwr", *arguments, "--format=json", stdout=-1) as process:
         out, _ = process.communicate()
     try:
@@ -184,12 +184,12 @@ def _start(env: dict[str, str], name: str, *options: str, stdout: Any) -> subpro
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.STDOUT if name == "flower-superlink" else subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for `_carry_out` alone
+        start_new_session=True,  # only `_carry_out` handles Ctrl-C
     )
 
 
 def _error(details: str, log: str) -> Exception:
-    """Return the ServerApp's error: Flower passes on its words, and the log has its type."""
+    """Return the ServerApp's error: Flower's answer has its message, the log its type."""
     _, _, words = details.partition(" failed with exception: ")
     kind = re.search(rf"fedsim\.errors\.(\w+): {re.escape(words)}", log) if words else None
     if kind:

@@ -1,4 +1,4 @@
-"""What our grids must know of Flower's inside (Flower 1.41; kept in this one module)."""
+"""The internals of Flower 1.41 that the grids need, in this module only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SERVER_NODE = 1
 
 
 def assume_identity() -> None:
-    """Set the task identity that a `Message` asks for before the first is made in a process."""
+    """Set the task identity that Flower requires before a process creates a `Message`."""
     TaskIdentity.task_id, TaskIdentity.run_id = 1, RUN_ID
     TaskIdentity.node_id = SERVER_NODE
 
 
 class OneRunGrid(Grid):
-    """What grids in the server's own process have in common: one run, asked by one method alone."""
+    """Base of grids in the server's process: one run, and only `send_and_receive`."""
 
     def __init__(self) -> None:
         assume_identity()
@@ -39,7 +39,7 @@ class OneRunGrid(Grid):
 
 
 def answer(app: ClientApp, message: Message) -> Message:
-    """Give a message the id that a grid gives, and let a ClientApp answer it."""
+    """Set a message's id, as a grid does, and return the ClientApp's reply."""
     if not message.metadata.message_id:
         message.metadata.__dict__["_message_id"] = str(uuid4())
     context = Context(

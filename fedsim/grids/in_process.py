@@ -1,4 +1,4 @@
-"""The default grid: calls the ClientApp in this process, hands arrays over without a copy."""
+"""The default grid: calls the ClientApp in this process, and passes arrays without a copy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class InProcessGrid(OneRunGrid):
         self._app = client_app
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the one node there is."""
+        """Return the id of the only node."""
         return [_WORKER_NODE]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield reply after reply, so that one sum is held at a time whatever the cohort."""
+        """Yield one reply at a time, so that only one sum is in memory for any cohort."""
         for message in messages:
             yield answer(self._app, message)

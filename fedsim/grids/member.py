@@ -1,8 +1,8 @@
-"""A worker's part where sums and parameters go from worker to worker, by torch.distributed.
+"""The workers' part of rounds in which they exchange sums and parameters by torch.distributed.
 
-A round has three phases, which the server begins on all workers at once: *compute*, in which sums
-stay here; *noise*, in which each worker gets the sum of its share of the parameters; *step*, after
-which each has all parameters. What a worker replies with outlives it in Ray's store.
+A round has three phases, which the server begins on all workers at once. In *compute*, sums stay on
+the workers. In *noise*, each worker gets the sum of its share of the parameters. After *step*, each
+worker has all parameters. Replies are in Ray's store, so they outlive the worker.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from fedsim.tensors import Tensors, all_finite, l2_norm
 Stored = Mapping[str, npt.NDArray[Any]]
 """Tensors of a share, as Ray stores them."""
 
-_PIECE = 2**20  # entries that a worker sends to another at once: 4 MiB
-_TIMEOUT = timedelta(minutes=10)  # of one exchange, which all workers begin together
+_PIECE = 2**20  # entries that a worker sends to another worker at once: 4 MiB
+_TIMEOUT = timedelta(minutes=10)  # for one exchange, which all workers begin together
 
 
 class NotJoinedError(RuntimeError):
-    """A worker that was started again is in no group yet."""
+    """The worker was restarted and has not joined a group yet."""
 
 
 class Member:
     """One worker of a group.
 
     Attributes:
-        fetch: reads what is stored.
-        host: this machine's address, for the others.
-        parameters: all, on the device that computes gradients.
+        fetch: reads stored shares.
+        host: this machine's address, for the other workers.
+        parameters: all parameters, on the device that computes gradients.
     """
 
     def __init__(self) -> None:
@@ -52,33 +52,35 @@ class Member:
         self.host = "127.0.0.1"
         self.parameters: dict[str, torch.Tensor] = {}
         self._joined = False
-        self._version = ""  # of the parameters; "" while they are written
-        self._moments: tuple[Tensors, Tensors] | None = None  # optimizer state, average: the share
+        self._version = ""  # version of the parameters; "" while they are written
+        self._moments: tuple[Tensors, Tensors] | None = (
+            None  # this share of optimizer state and average
+        )
         self._sum: dict[str, torch.Tensor] = {}
 
     def meeting(self) -> tuple[str, int]:
-        """Return where a group can meet: this machine, and a port that is free now."""
+        """Return an address at which a group can meet: this machine and a free port."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return self.host, int(probe.getsockname()[1])
 
     def join(self, meeting: tuple[str, int], rank: int, shares: Shares, backend: str) -> None:
-        """Form a group with the other workers, in place of the last."""
+        """Form a group with the other workers; leave the earlier group."""
         if distributed.is_initialized():
-            with suppress(RuntimeError):  # one that lost a worker
+            with suppress(RuntimeError):  # the group has lost a worker
                 distributed.destroy_process_group()
         host, port = meeting
         distributed.init_process_group(
             backend, f"tcp://{host}:{port}", _TIMEOUT, world_size=shares.count, rank=rank
         )
         self._rank, self._shares, self._version, self._joined = rank, shares, "", True
-        self._device = torch.device("cuda" if backend == "nccl" else "cpu")  # of the share
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")  # device of the share
 
     def begin(self, version: str, device: str, parameters: Sequence[Any]) -> None:
-        """Make ready for a round: read the stored parameters, unless this version is here.
+        """Prepare a round: read the stored parameters, unless this worker has that version.
 
         Raises:
-            NotJoinedError: this worker died between two rounds and was started again.
+            NotJoinedError: this worker died between two rounds and was restarted.
         """
         if not self._joined:
             raise NotJoinedError("a worker died between two rounds")
@@ -91,7 +93,7 @@ class Member:
             self._version = version
 
     def keep(self, total: WeightedSum) -> WeightedSum:
-        """Add a shard's sum to this worker's, in its memory; return its counts.
+        """Add a shard's sum to this worker's sum; return the shard's counts.
 
         Raises:
             RuntimeError: the sum is not finite.
@@ -116,7 +118,7 @@ class Member:
             for span in shares.pieces(of, low, low + len(room)):
                 part = room[span.at : span.at + span.stop - span.start]
                 value = self._sum.get(span.name)
-                if value is None:  # no shard was this worker's
+                if value is None:  # this worker had no shard
                     part.zero_()
                 else:
                     part.copy_(value.view(-1)[span.start : span.stop])
@@ -124,8 +126,8 @@ class Member:
         sizes = [shares.size(each) for each in range(shares.count)]
         wide = torch.empty(_PIECE, dtype=torch.float64, device=self._device)
         for low, received in self._exchanged(fill, sizes, [sizes[rank]] * shares.count):
-            for part in received:  # in order of the workers: the bits do not depend on timing
-                # Widened first: torch has no vector instructions for a sum of two widths.
+            for part in received:  # in worker order, so that the bits do not depend on timing
+                # Converted first: torch adds two different dtypes without vector instructions.
                 total[low : low + len(part)].add_(wide[: len(part)].copy_(part))
         self._sum = {}
         noise = replace(key, first=shares.first_chunks(rank))
@@ -135,13 +137,13 @@ class Member:
     def step(
         self, version: str, step: Step, state: Sequence[Any], average: Sequence[Any]
     ) -> tuple[tuple[bool, list[str], list[str]], Stored, Stored, Stored]:
-        """Step this worker's share, and get the parameters of all.
+        """Step this worker's share; receive the other workers' parameters.
 
         Args:
-            version: of the parameters after it.
-            step: of the server's optimizer.
-            state: the one place where the share of the optimizer's state is stored.
-            average: the one place where the share of the average is stored.
+            version: name of the parameters after the step.
+            step: step of the server's optimizer.
+            state: one reference, to the share of the optimizer's state.
+            average: one reference, to the share of the average.
 
         Returns:
             Whether the share's parameters are finite, and the names in state and average; then
@@ -182,43 +184,43 @@ class Member:
         sent: Sequence[int],
         received: Sequence[int],
     ) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-        """Send each worker entries of its own, in pieces; yield those of all, by their senders.
+        """Send entries to each worker in pieces; yield the received pieces, ordered by sender.
 
-        gloo's reduce-scatter sends every entry twice as often, and its all-gather takes longer.
+        gloo's reduce-scatter sends each entry twice as often, and its all-gather is slower.
 
         Args:
-            fill: writes the piece for a worker that begins with some entry.
-            sent: how many entries each worker is to get.
-            received: how many each one sends here.
+            fill: called with a worker, a first entry and a buffer; writes that piece.
+            sent: number of entries for each worker.
+            received: number of entries from each worker.
 
         Yields:
-            The first entry of a piece, and the piece of each worker.
+            The first entry of the pieces, and the piece from each worker.
         """
         rooms = torch.empty(2, len(sent) * _PIECE, device=self._device)
         for low in range(0, max(*sent, *received), _PIECE):
             out, into = (
                 [min(_PIECE, max(0, size - low)) for size in sizes] for sizes in (sent, received)
             )
-            given, taken = rooms[0, : sum(out)], rooms[1, : sum(into)]
-            for of, part in enumerate(torch.split(given, out)):
+            outgoing, incoming = rooms[0, : sum(out)], rooms[1, : sum(into)]
+            for of, part in enumerate(torch.split(outgoing, out)):
                 fill(of, low, part)
-            distributed.all_to_all_single(taken, given, into, out)
-            yield low, torch.split(taken, into)
+            distributed.all_to_all_single(incoming, outgoing, into, out)
+            yield low, torch.split(incoming, into)
 
 
 @cache
 def this_member() -> Member:
-    """Return the member that this process is."""
+    """Return the member of this process."""
     return Member()
 
 
-def tensors_of(given: Stored) -> dict[str, torch.Tensor]:
-    """Return what is stored as tensors, not copied and not to be written into."""
+def tensors_of(share: Stored) -> dict[str, torch.Tensor]:
+    """Return read-only tensors that share memory with the stored arrays."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {name: torch.from_numpy(value) for name, value in given.items()}
+        return {name: torch.from_numpy(value) for name, value in share.items()}
 
 
 def stored(tensors: Tensors) -> Stored:
-    """Return tensors as they are stored."""
+    """Return the tensors as arrays, as Ray stores them."""
     return {name: value.detach().cpu().numpy() for name, value in tensors.items()}

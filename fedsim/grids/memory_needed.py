@@ -1,4 +1,4 @@
-"""The least memory of a round, compared with the machine's before the first round begins."""
+"""Check before the first round that the machine has a round's minimum memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ _AT_ONCE = 64  # texts of a unit that the engine `loop` computes together, see c
 def check_memory(
     config: Config, materials: Materials, plan: RoundPlan, grid: Grid, device: str
 ) -> None:
-    """Raise `ConfigError` if a round's least needs do not fit the memory.
+    """Raise `ConfigError` if the minimum memory of a round does not fit the machine.
 
-    Counted are the network, the trained parameters with the optimizer's state and their average;
-    for each worker its copies of network and parameters, a float64 sum, a gradient, and the
-    activations of a pass over full texts of `data.sequence_length`: one text, or with `loop` and
-    local training those of a step. Shorter texts need less. Workers on other machines are not
-    counted.
+    The minimum has the network, the trained parameters, their average and the optimizer's state.
+    For each worker on this machine it adds copies of network and parameters, a float64 sum, a
+    gradient, and the activations of a pass over texts of `data.sequence_length` tokens. A pass has
+    one text; with `loop` and local training it has the texts of a step. Shorter texts need less.
 
     Raises:
         ConfigError: too little memory, or checkpointing for a network without blocks.
@@ -68,22 +67,22 @@ def check_memory(
 
 
 def network_bytes(model: LanguageModel) -> int:
-    """Return the bytes of a network's weights and buffers; 4 a parameter where it hides them."""
+    """Return the bytes of a network's weights and buffers, or 4 per parameter if it hides them."""
     module = module_of(model)
     held = [*module.parameters(), *module.buffers()]
     return sum(value.nbytes for value in held) or _FLOAT32 * model.num_parameters
 
 
 def pass_bytes(config: Config, model: LanguageModel, texts: int) -> int:
-    """Return the least bytes that a pass keeps for its gradient; no memory is taken to find out.
+    """Return the minimum bytes that a pass keeps for its gradient, without allocating them.
 
-    With checkpointing, or for a network that is small or that torch cannot trace, those of the
-    logits alone.
+    Only the logits are counted with checkpointing, for small networks, and for networks that torch
+    cannot trace.
     """
     length, kept = config.data.sequence_length, 0
-    large = length >= _LONG or network_bytes(model) > _SMALL  # to trace takes a second
+    large = length >= _LONG or network_bytes(model) > _SMALL  # tracing takes a second
     if large and not config.executor.checkpointing:
-        with suppress(Exception):  # a network may ask for numbers, which are not there
+        with suppress(Exception):  # some networks read values, which traced tensors do not have
             kept = sum(_kept(model, length).values())
     if config.executor.precision == "bfloat16":
         kept //= 2
@@ -92,7 +91,7 @@ def pass_bytes(config: Config, model: LanguageModel, texts: int) -> int:
 
 
 def _kept(model: LanguageModel, length: int) -> dict[int, int]:
-    """Return the bytes of each storage that autograd keeps of a text, weights left out."""
+    """Return the bytes of each storage that autograd keeps for a text, without weights."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 (slow)
 
     module, kept = module_of(model), dict[int, int]()
@@ -117,8 +116,10 @@ def _kept(model: LanguageModel, length: int) -> dict[int, int]:
 
 
 def _texts_at_once(config: Config, materials: Materials, plan: RoundPlan) -> int:
-    """Return how many texts of the largest user a pass has at least."""
-    most = plan.task.options.get("batch_size")  # of local training, which computes unit by unit
+    """Return the minimum number of texts in a pass over the largest user."""
+    most = plan.task.options.get(
+        "batch_size"
+    )  # of local training, which computes one unit at a time
     if most is None and config.executor.engine == "loop":
         most = plan.task.options.get("group_size")
     return max(1, min(int(most or 1), _AT_ONCE, int(materials.split.user_sizes.max(initial=1))))
@@ -134,7 +135,7 @@ def _compare(config: Config, needed: int, available: int | None, place: str) -> 
 
 
 def remedies(config: Config) -> str:
-    """Return the keys that lower a round's memory, those that are set already left out."""
+    """Return the config keys that would lower a round's memory and are not set yet."""
     model, executor = config.model, config.executor
     helps = {
         'hold the frozen base in 4 bits (model.quantisation = "nf4")': not model.quantisation,

@@ -1,4 +1,4 @@
-"""Ray, started here or attached to by an address that was named; never by one that was not."""
+"""Start Ray on this machine, or attach to the cluster at the configured address."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import torch
 
 from fedsim.errors import ConfigError, about
 
-# Before ray is imported: it reports usage, and warns of what it will change, otherwise.
+# Set before ray is imported; otherwise it reports usage and warns about coming changes.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker gets of the machines.
+    """The number of workers and the resources of each.
 
     Attributes:
-        workers: how many processes.
-        cpus: cores of each, may be a fraction.
-        gpus: GPUs of each, may be a fraction: 0.25 puts four workers on one GPU.
+        workers: number of processes.
+        cpus: cores per worker, may be a fraction.
+        gpus: GPUs per worker, may be a fraction: 0.25 puts four workers on one GPU.
     """
 
     workers: int
@@ -37,8 +37,8 @@ class Share:
 def connect(address: str) -> None:
     """Attach to the cluster at `address`, or start a local one for "".
 
-    The address is always explicit: plain `ray.init()` attaches to whatever runs on the host, or
-    to what an environment variable says.
+    The address is always explicit: plain `ray.init()` attaches to any Ray on this machine, or to
+    the address in an environment variable.
 
     Raises:
         ConfigError: ray is not installed, there is no cluster at the address, or none could be
@@ -51,7 +51,7 @@ def connect(address: str) -> None:
             "disconnect with ray.shutdown() first"
         )
     _reach(address)
-    # Ray's processes inherit it, and would look for that cluster from inside of ours.
+    # Ray's processes inherit the variable, and would look for that cluster.
     elsewhere = os.environ.pop("RAY_ADDRESS", None)
     on_term = signal.getsignal(signal.SIGTERM)
     try:
@@ -67,12 +67,14 @@ def connect(address: str) -> None:
     finally:
         if elsewhere is not None:
             os.environ["RAY_ADDRESS"] = elsewhere
-        if signal.getsignal(signal.SIGTERM) is not on_term:  # Ray's would end a run at once
+        if (
+            signal.getsignal(signal.SIGTERM) is not on_term
+        ):  # Ray's own handler would end a run at once
             signal.signal(signal.SIGTERM, on_term)
 
 
 def _reach(address: str) -> None:
-    """Raise `ConfigError` if nothing listens at host:port: Ray itself would try for minutes."""
+    """Raise `ConfigError` if host:port does not answer: Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()) or "://" in address:
         return
@@ -81,12 +83,12 @@ def _reach(address: str) -> None:
 
 
 def require(share: Share) -> None:
-    """Raise `ConfigError` if the cluster does not have what the workers need in all."""
+    """Raise `ConfigError` if the cluster has too few resources for all workers."""
     _compare(share, import_ray().cluster_resources(), "the cluster")
 
 
 def require_here(share: Share) -> None:
-    """Do so for this machine, without starting Ray, which takes seconds."""
+    """Check this machine as `require` does, without starting Ray, which takes seconds."""
     gpus = torch.cuda.device_count() if share.gpus else 0
     _compare(share, {"CPU": os.cpu_count() or 1, "GPU": gpus}, "this machine")
 

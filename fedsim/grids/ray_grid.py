@@ -1,8 +1,8 @@
-"""A grid of Ray actors: workers pull shards, lost shards are done again, nothing is done twice.
+"""A grid of Ray actors: workers pull shards, and lost shards are repeated.
 
-Flower's own engine never restarts a dead actor and keeps every reply in memory. Here an actor
-that dies is restarted by Ray, its shard goes to another worker, and replies come out in the
-order of the messages, with a bounded number of them waiting, whatever the cohort.
+Flower's own engine never restarts a dead actor and keeps every reply in memory. Here Ray restarts a
+dead actor, and its shard goes to another worker. Replies are returned in the order of the messages,
+and only a bounded number of them waits, for cohorts of any size.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from fedsim.grids.member import NotJoinedError
 from fedsim.grids.ray_cluster import Share, connect, import_ray, require, require_here
 from fedsim.grids.ray_worker import Envelope, Worker
 
-_LARGE = 65_536  # bytes from which an array record goes through the object store
-_LOOKAHEAD = 4  # shards a worker that may be ahead of the one to be folded next
-_ATTEMPTS = 5  # of a shard whose worker died under it
-_REST = 0.5  # seconds between two questions to a worker that died
+_LARGE = 65_536  # array records of at least this size go through the object store
+_LOOKAHEAD = 4  # shards per worker that may be ahead of the shard to be added next
+_ATTEMPTS = 5  # of a shard, if its workers die
+_REST = 0.5  # seconds between two checks of a worker that died
 _PATIENCE = 60.0  # seconds without any worker before the round fails
-_START = 12.0  # seconds to wait for room in a cluster that is full
-_SLOW_START = 120.0  # seconds for the processes to start where there is room
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
+_START = 12.0  # seconds to wait for free resources in a full cluster
+_SLOW_START = 120.0  # seconds for processes to start if resources are free
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # in Ray's tracebacks
 _FAILED = 1  # Flower's code of an unknown error
 
 
 @dataclass
 class _Job:
-    """A message on its way: its place in the order, and how often it was lost."""
+    """A message on its way: its position in the order, and the number of attempts."""
 
     number: int
     message: Message
@@ -48,8 +48,8 @@ class RayGrid(OneRunGrid):
 
     Args:
         app_name: the ClientApp's entry point under `fedsim.client_apps`.
-        share: how many workers, and what each gets.
-        address: of an existing cluster; "" starts one here, which ends with the grid.
+        share: the number of workers and each worker's resources.
+        address: address of an existing cluster; "" starts one here, which ends with the grid.
 
     Raises:
         ConfigError: no ray, no cluster, or too few resources for the workers.
@@ -76,14 +76,14 @@ class RayGrid(OneRunGrid):
         self.close()
 
     def close(self) -> None:
-        """End the workers, and the connection to Ray, which ends a Ray that was started here."""
+        """End the workers and the connection to Ray; a Ray that was started here ends too."""
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []
         self._ray.shutdown()
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return a node a worker. A message goes to whichever worker is free, not to its node."""
+        """Return one node per worker. A message goes to any free worker, not to its node."""
         return list(range(2, 2 + len(self._workers)))
 
     def send_and_receive(
@@ -92,18 +92,18 @@ class RayGrid(OneRunGrid):
         *,
         timeout: float | None = None,
     ) -> Iterator[Message]:
-        """Yield a reply a message, in their order; an error reply holds the worker's traceback."""
+        """Yield one reply per message, in order; an error reply has the worker's traceback."""
         return _Dispatch(self._ray, self._workers, iter(messages)).replies()
 
     @property
     def count(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._workers)
 
     def together(
         self, calls: Sequence[Call], results: int = 1, patience: float | None = None
     ) -> list[Any]:
-        """Return what calls of workers return, in their order; see `collective.Crew`."""
+        """Begin all calls at once; return their results in order: see `collective.Crew`."""
         errors, outcomes = self._ray.exceptions, []
         for number, method, *arguments in calls:
             remote = getattr(self._workers[number], method).options(num_returns=results)
@@ -115,7 +115,7 @@ class RayGrid(OneRunGrid):
             ready, waiting = self._ray.wait(waiting, num_returns=1, timeout=timeout)
             for reference in ready or waiting:
                 try:
-                    if not ready:  # it waits for one that died
+                    if not ready:  # it waits for a worker that died
                         self._ray.kill(
                             self._workers[calls[heads.index(reference)][0]], no_restart=False
                         )
@@ -133,26 +133,26 @@ class RayGrid(OneRunGrid):
             raise WorkerLostError(f"{lost}; another worker failed: {failed}" if failed else lost)
         if failed:
             raise RuntimeError(f"a worker failed: {failed}")
-        told = self._ray.get(heads)
+        replies = self._ray.get(heads)
         return (
-            told
+            replies
             if results == 1
-            else [(head, *each[1:]) for head, each in zip(told, outcomes, strict=True)]
+            else [(head, *each[1:]) for head, each in zip(replies, outcomes, strict=True)]
         )
 
     def put(self, value: object) -> object:
-        """Store a value for the workers, and return its reference."""
+        """Store a value for the workers; return its reference."""
         return self._ray.put(value)
 
     def fetch(self, references: Sequence[Any]) -> list[Any]:
-        """Return what is stored."""
+        """Return the stored values."""
         return list(self._ray.get([*references]))
 
     def wait_until_whole(self) -> None:
         """Return when all workers answer.
 
         Raises:
-            RuntimeError: they do not for a minute.
+            RuntimeError: some do not answer for a minute.
         """
         end = time.monotonic() + _PATIENCE
         while True:
@@ -174,7 +174,7 @@ class RayGrid(OneRunGrid):
         free = self._ray.available_resources()
         self._workers = [actor.remote(app_name) for _ in range(share.workers)]
         pings = [worker.ready.remote() for worker in self._workers]
-        # What fits now only waits for processes to start; else other work must make room first.
+        # If the workers fit now, only their processes must start; else other work must end first.
         fits = share.workers * share.cpus <= free.get("CPU", 0.0) + 1e-9
         fits &= share.workers * share.gpus <= free.get("GPU", 0.0) + 1e-9
         patience = _SLOW_START if fits else _START
@@ -185,7 +185,7 @@ class RayGrid(OneRunGrid):
                 f"{patience:g} s with {share.cpus:g} CPUs and {share.gpus:g} GPUs each; free in "
                 f"the cluster were {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
             )
-        self._ray.get(there)  # raises what a worker's start raised
+        self._ray.get(there)  # raises the error of a worker's start
 
 
 class _Dispatch:
@@ -197,12 +197,14 @@ class _Dispatch:
         self._lookahead = _LOOKAHEAD * len(workers)
         self._free = deque(workers)
         self._lost: deque[_Job] = deque()
-        self._busy: dict[Any, tuple[_Job, Any]] = {}  # by the reference of the reply
-        self._pings: dict[Any, Any] = {}  # workers that died, by the reference of a sign of life
-        self._resting: list[tuple[float, Any]] = []  # those that gave none, and when to ask again
+        self._busy: dict[Any, tuple[_Job, Any]] = {}  # keyed by the reference of the reply
+        self._pings: dict[Any, Any] = {}  # workers that died, keyed by the reference of a check
+        self._resting: list[
+            tuple[float, Any]
+        ] = []  # workers that failed the check, and the time of the next check
         self._alive = time.monotonic()  # when a worker was last busy or free
         self._done: dict[int, Message] = {}
-        self._stored: dict[int, tuple[ArrayRecord, Any]] = {}  # by identity, kept alive
+        self._stored: dict[int, tuple[ArrayRecord, Any]] = {}  # keyed by identity, and kept alive
         self._exhausted = False
         self._next = 0
 
@@ -238,7 +240,7 @@ class _Dispatch:
         return _Job(*following)
 
     def _packed(self, message: Message) -> tuple[Any, ...]:
-        """Return the envelope and references to large records, each stored once a round."""
+        """Return the envelope and references to large records, each stored once per round."""
         small, names, large = RecordDict(), [], []
         for name, record in message.content.items():
             if isinstance(record, ArrayRecord) and _num_bytes(record) >= _LARGE:
@@ -256,7 +258,7 @@ class _Dispatch:
         return (envelope, *large)
 
     def _wait(self) -> None:
-        """Take in what workers have to say: replies, errors, deaths, returns."""
+        """Wait for the next event of the workers: a reply, an error, a death or a restart."""
         now = time.monotonic()
         due = [worker for when, worker in self._resting if when <= now]
         self._resting = [(when, worker) for when, worker in self._resting if when > now]
@@ -283,7 +285,7 @@ class _Dispatch:
             content = self._ray.get(reference)
             self._done[job.number] = Message(content, reply_to=job.message)
             self._free.append(worker)
-        except errors.RayTaskError as error:  # the ClientApp's own, the same on every worker
+        except errors.RayTaskError as error:  # an error of the ClientApp, the same on every worker
             self._fail(job, _COLOURS.sub("", str(error)))
             self._free.append(worker)
         except errors.RayError as error:

@@ -1,4 +1,4 @@
-"""A worker of the Ray grid: one long-lived process that answers shard after shard."""
+"""A worker of the Ray grid: a long-lived process that answers one shard after the other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedsim.utils.machine import collect_garbage_rarely, keep_freed_memory
 
 @dataclass(frozen=True)
 class Envelope:
-    """A message without its large arrays, which travel by way of the object store.
+    """A message without its large arrays, which travel through the object store.
 
     Attributes:
-        node: the node that it is addressed to.
-        kind: its message type.
-        group: its group id.
-        small: the records that travel inside.
-        names: what the large records, handed over separately, are called.
-        ids: what the object store calls them: shards of a round have theirs in common.
+        node: the node that the message is addressed to.
+        kind: the message type.
+        group: the message's group id.
+        small: the small records, which are part of the envelope.
+        names: names of the large records, which are sent separately.
+        ids: the large records' ids in the object store; the shards of a round share them.
     """
 
     node: int
@@ -37,9 +37,9 @@ class Envelope:
 
 
 class Worker:
-    """Calls a ClientApp, whose module caches hold the model and the store.
+    """Calls a ClientApp; caches of its module hold the model and the store.
 
-    The app's module, torch and all, is imported with the first message: a worker is ready soon.
+    The first message imports the app's module and torch, so that a worker starts quickly.
     """
 
     def __init__(self, app_name: str) -> None:
@@ -51,11 +51,11 @@ class Worker:
         keep_freed_memory()
 
     def ready(self) -> int:
-        """Return the process id, which says that the process is there."""
+        """Return the process id, as a sign that the process is running."""
         return os.getpid()
 
     def member(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401  (any of them)
-        """Call a method of this process as a worker of a group: `member.py`."""
+        """Call a method of this process's `Member`, as a worker of a group."""
         from fedsim.grids.member import this_member  # noqa: PLC0415  (torch)
 
         member, ray = this_member(), import_ray()
@@ -63,11 +63,11 @@ class Worker:
         return getattr(member, method)(*arguments)
 
     def answer(self, envelope: Envelope, *large: ArrayRecord) -> RecordDict:
-        """Return the content of the reply; what the ClientApp raises goes to the server."""
+        """Return the content of the reply; exceptions of the ClientApp go to the server."""
         content = RecordDict()
         for name, record in envelope.small.items():
             content[name] = record
-        # The same record for the same object, which tells the app that it need not load it again.
+        # The same object gives the same record, so the app sees that it is already loaded.
         before = self._records
         self._records = {
             key: before.get(key, record) for key, record in zip(envelope.ids, large, strict=True)

@@ -1,4 +1,4 @@
-"""The two messages of a round, and tensors in Flower's records without needless copies.
+"""The two messages of a round, and conversion of tensors to Flower's records without copies.
 
 A `ShardRequest` goes out, a `ShardReply` with one weighted sum comes back.
 """
@@ -26,7 +26,7 @@ from fedsim.execution import Keys, TaskSpec
 from fedsim.grids.member import this_member
 from fedsim.tensors import Tensors
 
-_COUNTS: dict[str, Callable[[Any], float]] = {  # of a `WeightedSum`
+_COUNTS: dict[str, Callable[[Any], float]] = {  # fields of a `WeightedSum`
     "weight": float,
     "loss": float,
     "num_units": int,
@@ -34,13 +34,13 @@ _COUNTS: dict[str, Callable[[Any], float]] = {  # of a `WeightedSum`
     "num_gradients": int,
     "num_unclipped": int,
 }
-_ALIGNMENT = 64  # bytes, of torch's own memory on a CPU
+_ALIGNMENT = 64  # bytes, the alignment of torch's own memory on a CPU
 
 
 class ClientSpec(BaseModel):
     """A run's settings for its clients: the same JSON in every message.
 
-    Parameters and clip, which change from round to round, are sent beside it.
+    Parameters and clip change from round to round, so they are sent separately.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,21 +53,23 @@ class ClientSpec(BaseModel):
     device: str
     precision: Precision = "float32"
     checkpointing: bool = False
-    gpu_share: float = 1.0  # what a worker may take of a GPU's memory
-    folder: str = ""  # the server's, where relative paths of the config begin
-    data_seed: int | None = None  # as `load_materials` takes it
+    gpu_share: float = 1.0  # a worker's share of a GPU's memory
+    folder: str = ""  # the server's; relative paths of the config start there
+    data_seed: int | None = None  # see `load_materials`
     text_digest: str | None = None  # of the server's `Materials`; None: not compared
-    start_digest: str | None = None  # not compared: another start is another spec, loaded anew
+    start_digest: str | None = (
+        None  # not compared: a model with another start has another spec, and is loaded again
+    )
     frozen_digest: str | None = None  # of the server's `Materials`; None: not compared
 
 
 @dataclass(frozen=True, eq=False)
 class ShardRequest:
-    """Compute Σ w·clip(update) over `keys` at `parameters`, a record that shards share.
+    """Asks for Σ w·clip(update) over `keys` at `parameters`.
 
-    If it is empty, the worker has the parameters, and keeps the sum: `member.py`.
-
-    `spec` and `clip` are JSON, of a `ClientSpec` and of a clip.
+    All shards of a round share the record `parameters`. If it is empty, the worker already has the
+    parameters, and keeps the sum (`member.py`). `spec` and `clip` are the JSON of a `ClientSpec`
+    and of a clip.
     """
 
     spec: str
@@ -87,7 +89,7 @@ class ShardRequest:
         return RecordDict({"request": head, "units": keys, "parameters": self.parameters})
 
     def reply(self, total: WeightedSum) -> ShardReply:
-        """Return the reply; the sum stays in this worker if the parameters were here already."""
+        """Return the reply; the sum stays on this worker if `parameters` is empty."""
         total = total if len(self.parameters) else this_member().keep(total)
         return ShardReply(self.round, self.shard, total)
 
@@ -111,11 +113,11 @@ class ShardRequest:
 class ShardReply:
     """The weighted sum of one shard.
 
-    It travels as float32, half of the bytes of the float64 sum.
+    It is sent as float32, half of the bytes of the float64 sum.
 
     Attributes:
-        round: of the request.
-        shard: its number.
+        round: round of the request.
+        shard: number of the shard.
         total: the sum.
     """
 
@@ -146,10 +148,10 @@ class ShardReply:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """Turn any error in the block, also Flower's own kinds, into a ValueError.
+    """Turn any error in the block, also Flower's own, into a `ValueError`.
 
-    Parts are read by `content[name]`: `content.array_records` makes a dictionary that refers to
-    itself, which keeps parameters and sums until the next garbage collection.
+    Read parts by `content[name]`. The dictionary of `content.array_records` refers to itself, and
+    so keeps parameters and sums in memory until the next garbage collection.
     """
     try:
         yield
@@ -161,8 +163,8 @@ def _readable(what: str) -> Iterator[None]:
 class LiveArray(Array):
     """An `Array` that keeps its ndarray and serialises it only when `data` is read.
 
-    Its class name is `Array`, which Flower sends as the type: on the wire the two are equal. The
-    ndarray is read-only, as arrays from Ray are, so that writing fails on every grid.
+    Its class name is `Array`, which Flower sends as the type, so receivers see no difference. The
+    ndarray is read-only, like arrays from Ray, so that writing fails on every grid.
     """
 
     def __init__(self, ndarray: npt.NDArray[np.generic]) -> None:
@@ -185,7 +187,7 @@ class LiveArray(Array):
         return view
 
     def __reduce__(self) -> tuple[Any, tuple[npt.NDArray[np.generic]]]:
-        """Pickle the ndarray, which between processes of one machine travels without a copy."""
+        """Pickle the ndarray, which processes of one machine exchange without a copy."""
         return _live, (self.__dict__["_view"],)
 
 
@@ -197,16 +199,16 @@ LiveArray.__name__ = LiveArray.__qualname__ = "Array"
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
-    """Put tensors (copied to the CPU where they are not there) into a record, by name."""
+    """Return a record of tensors by name; tensors on a GPU are copied to the CPU."""
     record = ArrayRecord()
     for name, value in _on_cpu(tensors).items():
-        # Item by item: ArrayRecord({...}) would serialise every array again.
+        # One by one: ArrayRecord({...}) would serialise every array again.
         record[name] = LiveArray(value.numpy())
     return record
 
 
 def _on_cpu(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors, those of a GPU copied into pinned memory, all at once."""
+    """Return the tensors on the CPU; copy those of a GPU into pinned memory at the same time."""
     found = {}
     for name, value in tensors.items():
         found[name] = value.detach()
@@ -219,18 +221,18 @@ def _on_cpu(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def from_record(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-    """Return the tensors of a record, copied to a device: the wire's arrays may be read-only."""
+    """Return the tensors of a record, copied to a device, since received arrays are read-only."""
     return {name: value.to(device, copy=True) for name, value in views_of(record).items()}
 
 
 class ParametersOnDevice:
-    """The parameters of a round, moved to a device once for all of a worker's shards.
+    """The parameters of a round, moved to a device once for all shards of a worker.
 
-    On the CPU they are the record's own memory (the server's in one process, shared by all workers
-    of a machine under Ray) and must not be written into.
+    On the CPU they share memory with the record: with the server in one process, or with all
+    workers of a machine under Ray. Do not write into them.
 
-    Grids pass the same record to all shards of a round; another record is loaded again. The tensors
-    are dropped when the record is, at the end of the round.
+    Grids pass the same record to all shards of a round. Another record is loaded again. The tensors
+    are dropped together with the record, at the end of the round.
     """
 
     def __init__(self) -> None:
@@ -239,12 +241,12 @@ class ParametersOnDevice:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def __call__(self, record: ArrayRecord, device: torch.device) -> Tensors:
-        """Return the record's tensors on `device`, to be read and not written into."""
+        """Return the record's tensors on `device`; do not write into them."""
         if not len(record):
             return this_member().parameters
         known = None if self._record is None else self._record()
         if record is not known or device != self._device:
-            self._tensors = {}  # before the next ones are there
+            self._tensors = {}  # dropped before the next tensors are loaded
             self._tensors = loaded(record, device)
             self._record, self._device = weakref.ref(record, self._drop), device
         return self._tensors
@@ -255,9 +257,9 @@ class ParametersOnDevice:
 
 
 def loaded(record: ArrayRecord, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the tensors of a record on a device, not to be written into.
+    """Return the tensors of a record on a device; do not write into them.
 
-    Memory that is not aligned as torch's own is copied: kernels round by alignment.
+    Memory that is aligned differently from torch's own is copied: rounding depends on alignment.
     """
     if device.type != "cpu":
         return from_record(record, device)
@@ -268,7 +270,7 @@ def loaded(record: ArrayRecord, device: torch.device) -> dict[str, torch.Tensor]
 
 
 def views_of(record: ArrayRecord) -> dict[str, torch.Tensor]:
-    """Return the tensors of a record, not copied: for reading them once."""
+    """Return the tensors of a record without a copy, for reading them once."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}

@@ -10,14 +10,14 @@ import numpy.typing as npt
 from fedsim.execution import Keys
 from fedsim.materials import Materials
 
-if TYPE_CHECKING:  # a worker makes no plan, and waits for none of the accounting behind one
+if TYPE_CHECKING:  # workers make no plan, and must not wait for the import of the accounting
     from fedsim.plan import RoundPlan
 
 
 def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
-    """Return (num_keys,) int64: about how many tokens a unit brings to a round, by its key.
+    """Return (num_keys,) int64: the approximate number of tokens per unit and round, by key.
 
-    An example brings its length; a user at most `group_size` examples of its average length.
+    An example has its length; a user at most `group_size` examples of the user's average length.
     """
     store = materials.store
     if plan.unit == "example":
@@ -31,20 +31,20 @@ def unit_tokens(plan: RoundPlan, materials: Materials) -> npt.NDArray[np.int64]:
 
 
 def chunk_tokens(materials: Materials, group_size: int) -> npt.NDArray[np.int64]:
-    """Return (num_users,) int64: how many tokens a window over each user's text has."""
+    """Return (num_users,) int64: number of tokens of a window over each user's text."""
     longest = int(materials.store.manifest["sequence_length"])
     return np.minimum(_user_tokens(materials, None), group_size * longest)
 
 
 def most_tokens_per_unit(materials: Materials, group_size: int | None) -> int:
-    """Return how many tokens a unit may bring at most, from the config alone.
+    """Return the maximum number of tokens of a unit, by the config only.
 
-    The engine is chosen by this and not by the users' texts: engines clip with different margins,
-    so that a user who changed the engine would change every other user's update.
+    This chooses the engine. The users' texts must not: engines clip with different margins, so a
+    user who changed the engine would change every other user's update.
 
     Args:
-        materials: whose store says how long an example may be.
-        group_size: how many examples a user may bring; None for units of one example.
+        materials: has the store, with the maximum length of an example.
+        group_size: maximum number of examples per user; None for units of one example.
     """
     return int(materials.store.manifest["sequence_length"]) * (group_size or 1)
 
@@ -54,15 +54,15 @@ def _user_tokens(materials: Materials, group_size: int | None) -> npt.NDArray[np
     store, split = materials.store, materials.split
     sizes = split.user_sizes
     tokens = np.add.reduceat(store.lengths(split.train_examples), split.train_offsets[:-1])
-    most = group_size or int(sizes.max())
-    return np.asarray(tokens * np.minimum(sizes, most) // sizes, dtype=np.int64)
+    limit = group_size or int(sizes.max())
+    return np.asarray(tokens * np.minimum(sizes, limit) // sizes, dtype=np.int64)
 
 
 def even_shards(cohort: Keys, tokens: npt.NDArray[np.int64], count: int) -> list[Keys]:
-    """Cut a cohort, its order kept, into at most `count` runs of about equal work.
+    """Cut a cohort, in its order, into at most `count` shards of about equal work.
 
-    A shard is cut where the running sum of work passes the next multiple of the mean; a unit
-    without tokens still counts as one. An empty cohort gives no shard.
+    A shard ends where the running sum of work passes the next multiple of the mean. A unit without
+    tokens counts as one token. An empty cohort gives no shard.
 
     Examples:
         >>> tokens = np.array([8, 1, 1, 1, 1, 4])

@@ -1,4 +1,4 @@
-"""Which entries of the parameters each of several workers steps: cut, joined, and in pieces."""
+"""Divide the parameters among workers: cut them into shares and pieces, and join shares."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Shares:
-    """One share of the parameters for each worker, in the order of their names, of about one size.
+    """One share of the parameters for each worker, in the parameters' order, of about equal size.
 
-    A parameter is cut at multiples of `CHUNK` alone, so that the noise of each share is that of
-    the same entries of the whole. A part of a parameter is flat; a whole one keeps its shape.
+    Parameters are cut only at multiples of `CHUNK`, so that each share has the noise that its
+    entries would have in the whole. A part of a parameter is flat; a whole one keeps its shape.
 
     Attributes:
-        shapes: of the parameters.
-        count: how many workers.
-        whole: never cut a parameter: for optimizers that step whole matrices.
+        shapes: shapes of the parameters.
+        count: number of workers.
+        whole: never cut a parameter, for optimizers that step whole matrices.
 
     Examples:
         >>> shares = Shares({"a": (3,), "w": (3, CHUNK)}, 2)
@@ -58,14 +58,14 @@ class Shares:
     def spans(self) -> list[list[Span]]:
         """The parameters, or parts of them, in each share."""
         sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        cuts, done = [0], 0  # where a share may begin
+        cuts, done = [0], 0  # possible first entries of a share
         for size in sizes.values():
             cuts += [] if self.whole else range(done + CHUNK, done + size, CHUNK)
             done += size
             cuts.append(done)
         wanted = [done * rank / self.count for rank in range(self.count + 1)]
         bounds = [min(cuts, key=lambda cut: abs(cut - near)) for near in wanted]
-        found: list[list[Span]] = []
+        spans: list[list[Span]] = []
         for low, high in pairwise(bounds):
             first, inside = 0, []
             for name, size in sizes.items():
@@ -73,11 +73,11 @@ class Shares:
                 if start < stop:
                     inside.append(Span(name, start, stop, first + start - low))
                 first += size
-            found.append(inside)
-        return found
+            spans.append(inside)
+        return spans
 
     def size(self, rank: int) -> int:
-        """Return how many entries a share has."""
+        """Return the number of entries of a share."""
         return sum(span.stop - span.start for span in self.spans[rank])
 
     def first_chunks(self, rank: int) -> dict[str, int]:
@@ -93,25 +93,25 @@ class Shares:
                 yield Span(span.name, start, stop, span.at + start - span.start - low)
 
     def views(self, flat: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
-        """Return the entries of a share that lie end to end, by the names of their parameters."""
-        found = {}
+        """Return views into a flat share, by the names of the parameters."""
+        views = {}
         for span in self.spans[rank]:
             part, shape = flat[span.at : span.at + span.stop - span.start], self.shapes[span.name]
-            found[span.name] = part.view(shape) if len(part) == math.prod(shape) else part
-        return found
+            views[span.name] = part.view(shape) if len(part) == math.prod(shape) else part
+        return views
 
     def cut(self, tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
         """Return a share of the parameters or of an optimizer's state ("parameter/key"), as views.
 
-        A state of another size than its parameter, such as a count, goes to each share.
+        A state whose size differs from its parameter's, such as a count, goes to each share.
         """
         mine = {span.name: span for span in self.spans[rank]}
-        found = {}
+        share = {}
         for path, value in tensors.items():
             name = path if path in self.shapes else path.rpartition("/")[0]
             if (span := mine.get(name)) is not None:
-                found[path] = self._part(span, value)
-        return found
+                share[path] = self._part(span, value)
+        return share
 
     def _part(self, span: Span, value: torch.Tensor) -> torch.Tensor:
         size = math.prod(self.shapes[span.name])
@@ -120,18 +120,18 @@ class Shares:
         return value.reshape(-1)[span.start : span.stop]
 
     def join(self, parts: Sequence[Tensors]) -> dict[str, torch.Tensor]:
-        """Return the whole of what `cut` gave in parts, in order of the shares."""
+        """Join what `cut` returned; `parts` are in the order of the shares."""
         by_path: dict[str, list[torch.Tensor]] = {}
         for rank, part in enumerate(parts):
             sizes = {span.name: span.stop - span.start for span in self.spans[rank]}
             for path, value in part.items():
                 name = path if path in self.shapes else path.rpartition("/")[0]
-                found = by_path.setdefault(path, [])
-                if not found or value.shape == (sizes[name],):  # a count is in each share
-                    found.append(value)
+                pieces = by_path.setdefault(path, [])
+                if not pieces or value.shape == (sizes[name],):  # a count is in each share
+                    pieces.append(value)
         return {
-            path: found[0] if len(found) == 1 else torch.cat(found).view(self._shape(path))
-            for path, found in by_path.items()
+            path: pieces[0] if len(pieces) == 1 else torch.cat(pieces).view(self._shape(path))
+            for path, pieces in by_path.items()
         }
 
     def _shape(self, path: str) -> tuple[int, ...]:

@@ -154,8 +154,8 @@ def by_chunks(
     entries = sum(len(chunk.entries) for chunk in chunks)
 
     def of_a_thread(share: Sequence[Chunk]) -> list[Result]:
-        most = max((len(chunk.entries) for chunk in share), default=0)
-        normals = Normals(most, of_gpu=any(chunk.entries.is_cuda for chunk in share))
+        max_entries = max((len(chunk.entries) for chunk in share), default=0)
+        normals = Normals(max_entries, of_gpu=any(chunk.entries.is_cuda for chunk in share))
         return [work(chunk, normals) for chunk in share]
 
     return list(chain.from_iterable(by_threads(of_a_thread, chunks, entries)))
@@ -171,13 +171,13 @@ class Normals:
     On the grid, this changes one entry in 2^30.
 
     Args:
-        most: maximum number of entries in one call of `add_to_`.
+        max_entries: maximum number of entries in one call of `add_to_`.
         of_gpu: whether some entries are on a GPU, which reads page-locked memory several times as
             fast.
     """
 
-    def __init__(self, most: int, *, of_gpu: bool = False) -> None:
-        half = (most + 1) // 2
+    def __init__(self, max_entries: int, *, of_gpu: bool = False) -> None:
+        half = (max_entries + 1) // 2
         self._words = np.empty(2 * half + AesStream.SPARE, dtype=np.uint64)  # reused: it is faster
         self._uniforms = torch.empty(2, half, dtype=torch.float64, pin_memory=of_gpu)
         self._cosines = torch.empty(half, dtype=torch.float64)
@@ -188,7 +188,7 @@ class Normals:
         Uniforms are drawn on the CPU; the rest is computed on the device of `entries`.
 
         Args:
-            entries: (n,) float64, n at most `most`, divided evenly among the streams.
+            entries: (n,) float64, n at most `max_entries`, divided evenly among the streams.
             stddev: standard deviation of the normals.
             streams: sources of the random bits.
         """

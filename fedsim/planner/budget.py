@@ -80,7 +80,7 @@ def largest_budget(config: Config, materials: Materials, probe: RoundPlan | None
 
 def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
     """Return the size key that the strategy takes, and its plan for one unit per round."""
-    given = [key for key in _KEYS if getattr(config.strategy, key, None) is not None]
+    present = [key for key in _KEYS if getattr(config.strategy, key, None) is not None]
     cheap = with_noise(config, 1.0)
     # These samplers cannot draw one unit per round.
     if config.strategy.sampling.kind in ("balanced", "cyclic", "truncated-poisson"):
@@ -88,7 +88,7 @@ def _probe(config: Config, materials: Materials) -> tuple[str, RoundPlan]:
         poisson = {"sampling": {"kind": "poisson"}}
         cheap = changed(cheap, strategy=poisson, privacy=independent)
     errors = []
-    for key in dict.fromkeys((*given, *_KEYS)):
+    for key in dict.fromkeys((*present, *_KEYS)):
         try:
             return key, tried(_with_size(cheap, key, 1.0), materials)
         except ConfigError as error:

@@ -116,16 +116,16 @@ def _variants(one: Candidate, cohort: str) -> Iterator[Variant]:
         yield "balanced", keys, balanced, INDEPENDENT
     if not one.plan.clip_policy.constant:
         return
-    most = min(rounds, int(1.0 / share + 1e-9))
+    max_groups = min(rounds, int(1.0 / share + 1e-9))
     for groups in (2**power for power in range(1, MOST_BANDS.bit_length())):
-        if groups <= most:
+        if groups <= max_groups:
             keys = ('privacy.mechanism = "banded"', cohort, _sampling("cyclic", "groups", groups))
             cyclic = CyclicSampling(rounds, groups, min(1.0, share * groups))
             yield "banded", keys, cyclic, banded_matrix(rounds, groups)
-    if most > 1:
-        keys = ('privacy.mechanism = "blt"', _sampling("cyclic", "groups", most))
-        matrix = buffered_matrix(rounds, most, BUFFERS)
-        yield "blt", keys, CyclicSampling(rounds, most, 1.0), matrix
+    if max_groups > 1:
+        keys = ('privacy.mechanism = "blt"', _sampling("cyclic", "groups", max_groups))
+        matrix = buffered_matrix(rounds, max_groups, BUFFERS)
+        yield "blt", keys, CyclicSampling(rounds, max_groups, 1.0), matrix
 
 
 def _sampling(kind: str, key: str, value: int) -> str:

@@ -1,6 +1,6 @@
 """Group sizes for texts with several owners: kept text and noise, from public counts.
 
-The graph of texts and owners is public under the relation of such texts. So counting the examples
+The relation "fixed-graph" makes the graph of texts and owners public. So counting the examples
 that a group size K keeps costs no privacy. This module reads no text and computes no gradient.
 """
 
@@ -102,25 +102,27 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
     check_budget(wanted)
     degrees = graph.degrees(split.train_examples)
     degrees = degrees[degrees > 0]
-    found: list[tuple[GroupSize, Config, RoundPlan]] = []
+    candidates: list[tuple[GroupSize, Config, RoundPlan]] = []
     for power in range(int(degrees.max() - 1).bit_length() + 1):
         strategy = {"name": "els", "group_size": 1 << power, "cohort_size": None, "estimator": None}
         els = changed(config, strategy=strategy)
         if largest_budget(els, materials) >= wanted:
             els = at_budget(els, materials, wanted)
             plan = tried(els, materials)
-            found.append((_group_size(els, plan, len(split.train_examples)), els, plan))
-    if not found:
+            candidates.append((_group_size(els, plan, len(split.train_examples)), els, plan))
+    if not candidates:
         raise ConfigError(
             f"--budget = {wanted:g}: there are only {len(split.train_examples)} training examples; "
             "give at most that"
         )
     median = int(np.quantile(degrees, 0.5, method="inverted_cdf"))
-    chosen, els, plan = next((one for one in found if one[0].group_size >= median), found[-1])
+    chosen, els, plan = next(
+        (one for one in candidates if one[0].group_size >= median), candidates[-1]
+    )
     return OwnersPlan(
         budget=wanted,
         owners=len(degrees),
-        sizes=tuple(size for size, _, _ in found),
+        sizes=tuple(size for size, _, _ in candidates),
         config=els,
         group_size=chosen.group_size,
         reason=(

@@ -122,8 +122,8 @@ def _notes(
     notes = [SIZES] if (budgeted := any("budget" in dict(cell.settings) for cell in cells)) else []
     if len(jobs) > 1 or tuned:
         notes.append(TOGETHER)
-    found = comparison_notes(max(by_seed.values(), key=len, default=[]))
-    return [*notes, *(note for note in found if not (budgeted and DIFFERENT_BUDGETS in note))]
+    all_notes = comparison_notes(max(by_seed.values(), key=len, default=[]))
+    return [*notes, *(note for note in all_notes if not (budgeted and DIFFERENT_BUDGETS in note))]
 
 
 def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:

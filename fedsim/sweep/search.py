@@ -173,19 +173,19 @@ def run_search(
         HaltedError: no trial gave a model; the search is charged.
     """
     with sole_writer(out):
-        asked = {
+        request = {
             "trials": trials,
             "stopping": stopping,
             "candidates": {cell.name: cell.config.to_toml() for cell in cells},
         }
-        data_seed = _begun(out, asked) if resume else None
+        data_seed = _begun(out, request) if resume else None
         if data_seed is None:
             RunFolder(out).check_fresh(STATE)
         search = prepare(cells, trials, stopping, data_seed)
         log.info("%s", search.sentence())
         winner = RunFolder(out / WINNER)
         if not winner.path.exists():
-            _begin(search, out, asked)
+            _begin(search, out, request)
             _best(search, _jobs(search, out), out, runner).replace(winner.path)
         config, report = winner.read_config(), load_report(winner.path)
         state = ServerState(0, {}, ledger=winner.read_ledger())

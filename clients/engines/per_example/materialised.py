@@ -120,7 +120,7 @@ class Materialised:
             self._rows.setdefault(name, []).append((term, self._segments))
             return
         passes = self._passes_of.setdefault(name, set())
-        again = self._num_passes in passes
+        repeated = self._num_passes in passes
         passes.add(self._num_passes)
         if isinstance(term, Total):
             term.into(self._vectors[name], self._segments, add=True)
@@ -129,7 +129,7 @@ class Materialised:
             self._chains[name] = term.chain
         # Form the product now for units with all sequences in this pass; defer it for the others.
         if self._segments.whole:
-            term.into(self._buffer(name), self._segments, add=again)
+            term.into(self._buffer(name), self._segments, add=repeated)
         else:
             self._deferred.add(name, term, self._segments)
 

@@ -1,4 +1,4 @@
-"""Engine `stacked`: groups of users who take their local steps side by side, on a stack.
+"""Engine `stacked`: a group of users takes local steps together, on a stack of parameters.
 
 A pass has one shape: the places of a group, the examples of a local step, and the length to which
 the users' own rows are padded. Empty rows fill the rest. So no user decides what is computed for
@@ -46,8 +46,8 @@ class _User:
     """A user who takes local steps.
 
     Attributes:
-        unit: its examples.
-        batches: the rows that each step takes.
+        unit: the user's examples.
+        batches: the rows of each step.
     """
 
     def __init__(self, unit: Unit, batches: Sequence[torch.Tensor]) -> None:
@@ -90,7 +90,7 @@ class StackedEngine:
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise NotCovered(f"some layer ({str(error).splitlines()[0]})") from error
         size = sum(value.nbytes for value in parameters.values())
-        # Parameters, velocities, updates, and what is in between.
+        # Parameters, velocities, updates, and temporary values.
         limits = chunks.limits_within(num_bytes, 4 * size, bytes_per_token, model.device)
         on_cpu = model.device.type == "cpu"
         most = min(CPU_USERS, CPU_STACK // size) if on_cpu else GPU_USERS
@@ -120,8 +120,8 @@ class StackedEngine:
         for length, alike in groupby(waiting, key=self._length):
             most = max(1, self._most_tokens // (task.batch_size * length))
             shape = Stack(min(self.most_users, most), task.batch_size)
-            found = StackedGradients(self._model, self._layers, shape)
-            group = _Group(found, task.steps, total, shape, length)
+            gradients = StackedGradients(self._model, self._layers, shape)
+            group = _Group(gradients, task.steps, total, shape, length)
             of_length = list(alike)
             for start in range(0, len(of_length), shape.users):
                 group.add(of_length[start : start + shape.users])
@@ -156,9 +156,9 @@ class _Group:
         self._empty(slice(None))
         losses, active = [0.0] * len(users), len(users)
         for step in range(len(users[0].batches)):
-            found = self._step(users[:active], step)
+            step_losses = self._step(users[:active], step)
             for place, user in enumerate(users[:active]):
-                losses[place] += user.share(step) * found[place]
+                losses[place] += user.share(step) * step_losses[place]
             last = sum(len(user.batches) > step + 1 for user in users)
             if last < active:
                 done = slice(last, active)

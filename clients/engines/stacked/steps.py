@@ -33,8 +33,8 @@ class StackedGradients:
 
     Args:
         model: the network.
-        layers: those that use the parameters.
-        shape: how many users, and rows of each.
+        layers: the layers that use the parameters.
+        shape: number of users, and rows per user.
     """
 
     def __init__(self, model: OpenModel, layers: Sequence[HookedLayer], shape: Stack) -> None:
@@ -48,9 +48,9 @@ class StackedGradients:
 
         Args:
             target: (users, *shape) for each parameter; may be the parameters.
-            parameters: where the gradients are taken: a stack as well, or with `shared` one set of
-                parameters that all users have.
-            batch: its rows stand user by user.
+            parameters: point of the gradients: also a stack, or with `shared` one set of
+                parameters for all users.
+            batch: the rows, grouped by user.
             shared: see `parameters`.
 
         Raises:
@@ -64,7 +64,7 @@ class StackedGradients:
         own = nullcontext() if shared else stacked_forwards(self._layers, self._shape)
         with own:
             losses = run(self._model, self._layers, parameters, batch, keep)
-        # Chain rules first: they read parameters, which the others may move.
+        # Chain rules first: they read parameters, which other terms may change.
         for name, term in terms:
             if isinstance(term, Product) and term.chain is not None:
                 self._add_chained(target[name], term, shared=shared)
@@ -76,7 +76,7 @@ class StackedGradients:
         return losses.view(self._shape).sum(dim=1)
 
     def _look_up(self, target: torch.Tensor, term: Rows) -> None:
-        """Add rows in a fixed order, which a GPU's `index_add_` does not keep to."""
+        """Add rows in a fixed order; a GPU's `index_add_` has none."""
         tables = self._segments.unit_of_row(target.device)[:, None] * term.num_rows
         places, values = (tables + term.ids).flatten(), term.values.flatten(0, 1)
         rows = len(target) * term.num_rows
@@ -121,11 +121,11 @@ def verify(model: OpenModel, layers: Sequence[HookedLayer], parameters: Tensors)
     tokens, shares = (part.repeat(2, 1) for part in rows_of(unit.tokens, unit.lengths))
     streams = None if unit.streams is None else unit.streams.repeat(2).to(model.device)
     batch = Batch(tokens.to(model.device), shares.to(model.device, dtype), streams=streams)
-    found = StackedGradients(model, layers, Stack(2, len(unit.tokens)))
+    stacked = StackedGradients(model, layers, Stack(2, len(unit.tokens)))
     stack = {name: torch.stack([own[name] for own in users]) for name in parameters}
     for given, shared, places in ((users[1], True, (1, 1)), (stack, False, (0, 1))):
         total = zeros_like(stack)
-        found.add(total, given, batch, shared=shared)
+        stacked.add(total, given, batch, shared=shared)
         for row, place in enumerate(places):
             computed = {name: value[row] for name, value in total.items()}
             compare(mean_gradient(model, users[place], unit).values, computed, l2_norms(computed))

@@ -183,7 +183,7 @@ def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the so
     """
     if cell is None:
         return []
-    found: list[str] = []
+    result: list[str] = []
     for part in cell if isinstance(cell, (list, tuple)) else [cell]:
         if not isinstance(part, str):  # a null in a list, or NaN: an unnamed person
             return None
@@ -192,9 +192,9 @@ def addresses(cell: Any) -> list[str] | None:  # noqa: ANN401  (a cell of the so
             entry = _ENTRY.match(text, place)
             if entry is None:
                 return None
-            found += [address.lower() for address in entry.groups() if address]
+            result += [address.lower() for address in entry.groups() if address]
             place = entry.end()
-    return found
+    return result
 
 
 _MARK = r"[A-Za-z0-9!#$%&*+/=?^_`{|}~-]"
@@ -210,8 +210,8 @@ _ENTRY = re.compile(
 
 def one_address(name: str) -> str:
     """Return the only address in a name; "" if there is none or more than one."""
-    found = addresses(name) or ()
-    return found[0] if len(found) == 1 else ""
+    candidates = addresses(name) or ()
+    return candidates[0] if len(candidates) == 1 else ""
 
 
 def _listed(value: Any) -> list[str]:  # noqa: ANN401  (a cell of the source)

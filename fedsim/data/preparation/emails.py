@@ -82,13 +82,10 @@ class MailboxOwner(Step):
     across users: the number of one user's e-mails decides whether another counts as the owner.
     """
 
+    per_user: ClassVar[bool] = False
+
     step: Literal["mailbox-owner"] = "mailbox-owner"
     column: str = "file_name"
-
-    @property
-    def per_user(self) -> bool:
-        """False: senders of one mailbox are compared."""
-        return False
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the owners' e-mails, all addresses in lower case."""

@@ -31,7 +31,6 @@ AnyStep = Annotated[
     | emails.Receivers
     | emails.StripQuotes
     | texts.ExactDuplicates
-    | texts.NearDuplicates
     | texts.RepeatedNgrams
     | texts.TextLength
     | times.SortByTime

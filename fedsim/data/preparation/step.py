@@ -26,22 +26,17 @@ class Step(Section):
         gives_owners: whether texts can have several owners after the step.
         compares_texts: whether one text of a user can decide whether another text of that user,
             with other owners, is kept. Steps that count texts do this too.
+        per_user: whether a user's result depends only on that user's records. If not, one more user
+            can change which records of *others* are trained on. A bound on one user's update then
+            does not bound that user's influence; the report says so.
     """
 
     changes_text: ClassVar[bool] = False
     gives_owners: ClassVar[bool] = False
     compares_texts: ClassVar[bool] = False
+    per_user: ClassVar[bool] = True
 
     step: str
-
-    @property
-    def per_user(self) -> bool:
-        """Whether a user's result depends only on that user's records.
-
-        If not, one more user can change which records of *others* are trained on. A bound on one
-        user's update then does not bound that user's influence; the report says so.
-        """
-        return True
 
     def needs_columns(self) -> tuple[str, ...]:
         """Return the columns that the step reads besides user and text: its field `column`."""

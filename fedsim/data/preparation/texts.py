@@ -1,20 +1,16 @@
-"""Steps that drop texts: by length, by repetition, as exact and near duplicates."""
+"""Steps that drop texts: by length, by repetition, and as duplicates."""
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from fedsim.data.preparation.step import Step
 from fedsim.data.sources.records import Record
-from fedsim.errors import about
 
 
 class TextLength(Step):
@@ -92,64 +88,3 @@ class ExactDuplicates(Step):
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # JSON can hold half a pair
-
-
-class NearDuplicates(Step):
-    """Drop a text that is similar to an earlier one, of the same user or of any user.
-
-    Two texts are near-duplicates if the estimated Jaccard similarity of their sets of shingles is
-    at least `threshold`. A shingle is `shingle_words` consecutive words in lower case; a shorter
-    text is one shingle. The estimate's standard deviation is at most 1 / (2 √num_permutations).
-
-    In memory: about 6 kB per kept text. `within = "data"` looks across users: one user's texts then
-    decide whether another user's record is kept.
-    """
-
-    compares_texts: ClassVar[bool] = True
-
-    step: Literal["near-duplicates"] = "near-duplicates"
-    within: Literal["user", "data"] = "user"
-    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    shingle_words: Annotated[int, Field(ge=1)] = 5
-    num_permutations: Annotated[int, Field(ge=16)] = 128
-
-    @property
-    def per_user(self) -> bool:
-        """Whether only the user's own texts are compared."""
-        return self.within == "user"
-
-    def rests_on(self) -> tuple[str, ...]:
-        """Return the package that estimates similarity."""
-        return ("datasketch",)
-
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the first of each group of near-duplicates."""
-        sketch = importlib.import_module("datasketch")  # takes almost a second
-        count = self.num_permutations
-        # Candidates are checked below: false ones are harmless, missed ones must be rare.
-        with about(f"data.preparation: {self.step}: num_permutations = {count}: give more: "):
-            buckets = sketch.MinHashLSH(self.threshold, count, weights=(0.1, 0.9))
-        empty = sketch.MinHash(num_perm=count)
-        kept: list[tuple[str | None, npt.NDArray[np.uint32]]] = []
-        for record in records:
-            whose = record.user if self.per_user else None
-            signature = empty.copy()
-            signature.update_batch(self._shingles(record.said))
-            values = signature.hashvalues.astype(np.uint32)
-            candidates = (kept[number] for number in buckets.query(signature))
-            if any(
-                other == whose and float(np.mean(earlier == values)) >= self.threshold
-                for other, earlier in candidates
-            ):
-                dropped[self.reason("close to an earlier text")] += 1
-            else:
-                buckets.insert(len(kept), signature, check_duplication=False)
-                kept.append((whose, values))
-                yield record
-
-    def _shingles(self, text: str) -> list[bytes]:
-        words = text.lower().split()
-        count = max(1, len(words) - self.shingle_words + 1)
-        starts = range(count)
-        shingles = {" ".join(words[start : start + self.shingle_words]) for start in starts}
-        return [_bytes(shingle) for shingle in shingles]

@@ -138,8 +138,8 @@ def test_steps_that_compare_texts_of_different_owners_are_named() -> None:
     assert assumptions(steps, {}) == ()
     (said,) = assumptions(steps, {}, co_owned=True)
     assert "or counted texts that can have different owners (exact-duplicates)" in said
-    (said,) = assumptions([], {"near-duplicates: close to an earlier text": 1}, co_owned=True)
-    assert "(near-duplicates)" in said
+    (said,) = assumptions([], {"exact-duplicates: same text of the same user": 1}, co_owned=True)
+    assert "(exact-duplicates)" in said
     steps = [step("text-length", minimum=3), step("max-examples", count=2), step("receivers")]
     (said,) = assumptions(steps, {}, co_owned=True)
     assert "(max-examples): the content of one owner's text, or its removal, could decide" in said

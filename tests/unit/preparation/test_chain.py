@@ -119,9 +119,11 @@ def test_a_wrong_step_is_met_with_what_would_do(given: dict[str, Any], complaint
 
 
 def test_steps_across_users_are_said_by_config_and_by_store() -> None:
-    across = step("near-duplicates", within="data")
+    across = step("mailbox-owner", column="path")
     assert assumptions([step("min-examples", count=2)], {"null user": 3}) == ()
     (said,) = assumptions([across], {})
-    assert "looked across users (near-duplicates)" in said
-    _, dropped = prepared_by([("ann", "x")], across)  # drops nothing, and yet it looked
+    assert "looked across users (mailbox-owner)" in said
+    _, dropped = prepared_by(
+        [("ann", "x", {"path": "org-a/1"})], across
+    )  # drops nothing, and yet it looked
     assert assumptions([], dropped) == (said,)

@@ -16,8 +16,7 @@ from fedsim.data.config import load_recipe, recipe_names
 from fedsim.data.inspection import inspect_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError, about
-from fedsim.registry import names
-from fedsim.utils.terminal import status_when_slow
+from fedsim.registry import names, resolve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -125,14 +124,8 @@ def selections(
     as_json: Json = False,
 ) -> None:
     """Compare length and perplexity of the records each rule selects (Chua et al., Table 7)."""
-    from fedsim.evaluation.selection_table import print_table, selection_table
-
-    with status_when_slow("scoring"):
-        comparison = selection_table(TokenStore.open(store), model, group_size)
-    if as_json:
-        typer.echo(json.dumps(comparison))
-    else:
-        print_table(comparison)
+    show = resolve("analyses", "selections", "data selections")
+    show(TokenStore.open(store), model, group_size, as_json=as_json)
 
 
 @app.command()

@@ -1,10 +1,12 @@
-"""Table of selection rules: length and perplexity of selected records (Chua 2024, Table 7)."""
+"""`fedsim data selections`: the records that each rule selects (Chua et al. 2024, Table 7)."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args
 
 import numpy as np
+import typer
 
 from fedsim.config import ModelConfig, SelectionRule
 from fedsim.data.inspection import PRIVATE_NOTE
@@ -16,7 +18,7 @@ from fedsim.evaluation.metrics import perplexity
 from fedsim.evaluation.score_cache import losses_for
 from fedsim.evaluation.scoring import batches_by_length, score_padded
 from fedsim.materials import Materials, load_model
-from fedsim.utils.terminal import table_console, table_of
+from fedsim.utils.terminal import status_when_slow, table_console, table_of
 
 _SEED = 0
 _USERS_AT_ONCE = 1000
@@ -88,8 +90,13 @@ def _row(
     }
 
 
-def print_table(found: dict[str, Any]) -> None:
-    """Print the rows, and a note that they are private."""
+def show(store: TokenStore, model_name: str, group_size: int, *, as_json: bool) -> None:
+    """Print the result of `selection_table`, as a table or as JSON."""
+    with status_when_slow("scoring"):
+        found = selection_table(store, model_name, group_size)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
     title = f"At most {found['group_size']} per user, scored by {found['model']}"
     heads = ("selection", "sequences", "mean length", "perplexity", "below the longest")
     table = table_of(title, heads, left=("selection",))

@@ -36,7 +36,7 @@ from fedsim.evaluation.scoring import ExampleScores
 from fedsim.language_model import LanguageModel
 from fedsim.materials import Materials, load_beside, materials_of
 from fedsim.report.attack_report import AttackReport, Bound
-from fedsim.report.schema import Privacy, RunReport, load_report
+from fedsim.report.schema import Privacy, load_report
 from fedsim.runner.checkpoint import checkpoints_in, load_checkpoint
 from fedsim.runner.folder import RunFolder
 from fedsim.strategy import build_plan
@@ -76,7 +76,9 @@ def attack_run(
         ConfigError: no finished run, no held-out users, too few users with enough samples, or a
             reference with another tokenizer.
     """
-    folder, report = RunFolder(run_dir), _finished(run_dir)
+    folder = RunFolder(run_dir)
+    folder.check_finished()
+    report = load_report(run_dir)
     config = folder.read_config()
     data_seed = folder.data_seed(config)
     materials = materials_of(config, data_seed)
@@ -155,16 +157,6 @@ def finite_scores(
             "the model diverged, and there is nothing to attack"
         )
     return scores
-
-
-def _finished(run_dir: Path) -> RunReport:
-    folder = RunFolder(run_dir)
-    if not (folder.config.exists() and folder.is_trained() and folder.report.exists()):
-        raise ConfigError(
-            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/, "
-            "report.json); finish it with fedsim run --resume, or give another folder"
-        )
-    return load_report(run_dir)
 
 
 def _groups(

@@ -45,10 +45,8 @@ def attack_command(  # noqa: PLR0917 (each is an option)
     """
     from fedsim.attacks.folder import write_attack
     from fedsim.attacks.user_inference import attack_run
-    from fedsim.runner.folder import RunFolder
 
     folder = out or run_dir / "attack"
-    RunFolder(run_dir).check_there()
     with status_when_slow("scoring"):
         report = attack_run(
             run_dir, samples=samples or (), reference=reference, checkpoints=checkpoints

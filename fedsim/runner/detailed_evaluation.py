@@ -45,7 +45,7 @@ Weights = tuple[LanguageModel, Tensors]
 def evaluate_run(
     run_dir: Path, *, personalisation: Personalisation | None = None
 ) -> dict[str, Any]:
-    """Return the result of `fedsim evaluate`, for any run folder that has a model.
+    """Return the result of `fedsim evaluate`.
 
     Everything except the samples is computed on private text and not protected by the privacy
     guarantee. Scores are cached, so an interrupted evaluation continues.
@@ -55,14 +55,10 @@ def evaluate_run(
         personalisation: settings to train on each held-out user's text; None: no personalisation.
 
     Raises:
-        ConfigError: no such run, no model in it, or no held-out user for personalisation.
+        ConfigError: no finished run, or no held-out user for personalisation.
     """
     folder = RunFolder(run_dir)
-    folder.check_there()
-    if not folder.config.exists() or not folder.is_trained():
-        raise ConfigError(
-            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (config.toml, model/ or adapter/)"
-        )
+    folder.check_finished()
     config = folder.read_config()
     materials = materials_of(config, folder.data_seed(config))
     folder.check_texts(materials)
@@ -106,7 +102,7 @@ def _is_promised(folder: RunFolder) -> bool:
     a promise, written when all trials are over.
     """
     promises = (folder.model / PROMISE, folder.adapter / PROMISE)
-    if not folder.report.exists() or not any(path.exists() for path in promises):
+    if not any(path.exists() for path in promises):
         return False
     privacy = load_report(folder.path).privacy
     uncovered = privacy.hypothetical or privacy.earlier_training

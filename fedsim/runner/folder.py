@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, ModelConfig, load_config
@@ -16,6 +15,7 @@ from fedsim.errors import ConfigError, about
 from fedsim.materials import Materials, new_data_seed
 from fedsim.parts import server_optimizer
 from fedsim.plan import RoundPlan
+from fedsim.report.schema import RoundMetrics
 from fedsim.runner.checkpoint import newest_whole_state
 from fedsim.runner.identity import (
     check_sources,
@@ -72,10 +72,6 @@ class RunFolder:
         base = config.model.model_dump(include=kept)
         return ModelConfig(**base, adapter=str(self.adapter), merged=False)
 
-    def is_trained(self) -> bool:
-        """Whether there is a trained model, which training writes at its end."""
-        return self.model.exists() or self.adapter.exists()
-
     def check(self, config: Config, resume: bool, *, exactly: bool = False) -> None:
         """Raise `ConfigError` if a run with this config may not begin, or with `resume` continue.
 
@@ -89,10 +85,16 @@ class RunFolder:
         else:  # also with `resume`, if a kill left nothing written
             self.check_fresh()
 
-    def check_there(self) -> None:
-        """Raise `ConfigError` if the folder does not exist."""
+    def check_finished(self) -> None:
+        """Raise `ConfigError` unless the folder holds a trained model and its report."""
         if not self.path.is_dir():
             raise ConfigError(f"RUN_DIR = {str(self.path)!r}: no such folder")
+        is_trained = self.model.exists() or self.adapter.exists()
+        if not (is_trained and self.config.exists() and self.report.exists()):
+            raise ConfigError(
+                f"RUN_DIR = {str(self.path)!r}: holds no finished run (config.toml, model/ or "
+                "adapter/, report.json); finish it with fedsim run --resume, or give another folder"
+            )
 
     def check_fresh(self, begun: str = "config.toml") -> None:
         """Raise `ConfigError` unless the folder is absent or empty.
@@ -240,27 +242,25 @@ class RunFolder:
         with about(f"ledger {self.ledger}: damaged: ", (OSError, ValueError)):
             return Ledger.from_json(read_json(self.ledger))
 
-    def append_metrics(self, line: str) -> None:
-        """Add a line, a JSON object, to the metrics."""
+    def append_metrics(self, line: RoundMetrics) -> None:
+        """Add a line to the metrics."""
         with naming(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write(_text(line))
             file.flush()
             os.fsync(file.fileno())  # lines reach the disk before their checkpoint
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[RoundMetrics]:
         """Return the lines up to the first incomplete one, which a kill may leave."""
-        lines: list[dict[str, Any]] = []
+        lines: list[RoundMetrics] = []
         if self.metrics.exists():
-            with suppress(ValueError, TypeError, KeyError):
-                for text in self.metrics.read_text("utf-8", errors="replace").splitlines():
-                    line = json.loads(text)
-                    lines.append({**line, "round": line["round"]})
+            with suppress(ValueError):
+                for text in self.metrics.read_text("utf-8", errors="replace").split("\n"):
+                    lines.append(RoundMetrics.model_validate_json(text))
         return lines
 
-    def write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def write_metrics(self, lines: Iterable[RoundMetrics]) -> None:
         """Replace all lines of the metrics."""
-        texts = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) for line in lines)
-        write_atomically(self.metrics, "".join(f"{text}\n" for text in texts))
+        write_atomically(self.metrics, "".join(map(_text, lines)))
 
     def take_up(self, *, repeats: bool) -> ServerState | None:
         """Return the newest checkpoint's state, or None; cut the metrics back to it.
@@ -277,7 +277,7 @@ class RunFolder:
         """
         charged, state = self.read_ledger(), newest_whole_state(self.checkpoints)
         last = -1 if state is None else state.round
-        done = [line for line in self.read_metrics() if line["round"] <= last]
+        done = [line for line in self.read_metrics() if line.round <= last]
         if len(done) != last + 1 or charged.num_releases < last:
             raise ConfigError(
                 f"--resume: {self.path} has a checkpoint of round {last}, and {self.ledger.name} "
@@ -296,6 +296,10 @@ class RunFolder:
     def write_seconds(self, seconds: float) -> None:
         """Store the run's seconds, outside of the metrics, which a resumed run repeats exactly."""
         write_atomically(self.path / "seconds.json", json.dumps(seconds))
+
+
+def _text(line: RoundMetrics) -> str:
+    return line.model_dump_json(exclude_none=True) + "\n"
 
 
 def _is_content(path: Path) -> bool:

@@ -46,12 +46,8 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
         ConfigError: the run is not finished, or its privacy.json does not verify.
     """
     run = RunFolder(run_dir)
-    run.check_there()
+    run.check_finished()
     folder = run.adapter if run.adapter.exists() and not merged else run.model
-    if not (run.report.exists() and folder.exists()):
-        raise ConfigError(
-            f"RUN_DIR = {str(run_dir)!r}: holds no finished run (report.json and {folder.name}/)"
-        )
     content = verify(folder)
     files = [
         path

@@ -47,7 +47,7 @@ from fedsim.runner.folder import RunFolder
 from fedsim.runner.identity import mark_diverged, version_note
 from fedsim.runner.log import run_log
 from fedsim.runner.model_card import model_card
-from fedsim.runner.progress import RoundProgress
+from fedsim.runner.progress import CountProgress
 from fedsim.runner.saved_model import check_served, save_adapter, save_model
 from fedsim.runner.shared_ledger import SharedAccount, shared_account
 from fedsim.runner.summary import as_held_out, delta_warnings, privacy_terms, summarise
@@ -235,7 +235,7 @@ class _Session:
         start = ServerState(0, materials.model.initial_parameters())
         self.state = resumed or (start if repeats else replace(start, ledger=charged))
         if resumed is not None:
-            earlier = [RoundMetrics.model_validate(line) for line in folder.read_metrics()]
+            earlier = folder.read_metrics()
             self.losses = {line.round: line.held_out.loss for line in earlier if line.held_out}
             with self._keeping():
                 self._complete()
@@ -247,12 +247,14 @@ class _Session:
 
     def _train(self, grid: Grid, device: str) -> None:
         rounds = self.config.strategy.rounds
-        progress = RoundProgress(self.config.strategy.name, rounds, self.state.round)
+        progress = CountProgress(self.config.strategy.name, rounds, self.state.round)
         executor = build_executor(self.config, self.materials, self.plan, grid, device)
         with progress as bar:
 
             def on_round(state: ServerState, record: RoundRecord) -> ServerState:
-                bar.advance(self._on_round(state, record))
+                line = self._on_round(state, record)
+                loss = "" if line.held_out is None else f"held-out loss {line.held_out.loss:.4f}"
+                bar.advance(note=loss and f"{loss} (not protected by the privacy guarantee)")
                 return self.state
 
             train(
@@ -309,7 +311,7 @@ class _Session:
     def _complete(self) -> None:
         """Score and evaluate the last round, if an interrupt prevented that."""
         self.saved, self.moments = self.state.round, bool(self.state.optimizer_state)
-        self.line = RoundMetrics.model_validate(self.folder.read_metrics()[-1])
+        self.line = self.folder.read_metrics()[-1]
         before = self.line
         self._score()
         if self.line.held_out is None:
@@ -372,7 +374,7 @@ class _Session:
         if self.saved == line.round:  # the file has this line without the evaluation
             self._write_last(line)
         else:
-            self.folder.append_metrics(line.model_dump_json(exclude_none=True))
+            self.folder.append_metrics(line)
         self.line = line
         self.tell(line)
         self._check(line)
@@ -388,13 +390,12 @@ class _Session:
         if line.held_out is not None:
             self.losses[line.round] = line.held_out.loss
         if has_risen([*self.losses.values()]) and not known:
-            lines = [RoundMetrics.model_validate(each) for each in self.folder.read_metrics()]
             entries = sum(value.numel() for value in self.state.parameters.values())
             log.warning(
                 "round %d: held-out loss has risen for three evaluations (%s): %s",
                 line.round,
                 NOT_COVERED,
-                cure_text(RoundSummary.of(lines, entries)),
+                cure_text(RoundSummary.of(self.folder.read_metrics(), entries)),
             )
 
     def _held_out(self, state: ServerState) -> HeldOut:
@@ -486,7 +487,7 @@ class _Session:
 
     def _write_last(self, line: RoundMetrics) -> None:
         earlier = self.folder.read_metrics()[: line.round]
-        self.folder.write_metrics([*earlier, json.loads(line.model_dump_json(exclude_none=True))])
+        self.folder.write_metrics([*earlier, line])
 
     def _make_room(self) -> bool:
         """Delete the oldest checkpoint if the next one would; never the only one."""
@@ -525,7 +526,7 @@ class _Session:
             self.materials,
             self.plan,
             self.state,
-            [RoundMetrics.model_validate(line) for line in self.folder.read_metrics()],
+            self.folder.read_metrics(),
             final=final,
             title=self.folder.path.resolve().name,
             seconds=self._seconds(),

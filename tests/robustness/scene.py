@@ -69,7 +69,7 @@ def check_disk(scene: Scene, charged: int = 0) -> int:
     """
     folder = RunFolder(scene.run)
     releases = folder.read_ledger().num_releases if folder.ledger.exists() else 0
-    visible = [0, *(int(line["round"]) for line in folder.read_metrics())]
+    visible = [0, *(line.round for line in folder.read_metrics())]
     for path in checkpoints_in(folder.checkpoints):
         assert load_checkpoint(path).round == round_of(path)
         visible.append(round_of(path))

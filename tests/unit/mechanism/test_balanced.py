@@ -211,7 +211,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     begins = "Simulated: with secret randomness" if noise == "seeded" else "Every user has (ε"
     assert whole.statement.startswith(begins)
     assert f"8 rounds of balanced sampling of users once in {words}" in whole.statement
-    assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
+    assert [line.epsilon for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon
     kept = "who has this secret can subtract the noise" in " ".join(promise["assumptions"])

@@ -266,7 +266,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(
     assert f"8 rounds of {sampler}" in whole.statement
     of_whole_groups = RoundCost(CyclicSampling(8, 3, 1.0), config.privacy.noise_multiplier or 0.0)
     assert whole.epsilon == epsilon(of_whole_groups, 8, config.privacy.delta or 0.0)
-    assert [line.get("epsilon") for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
+    assert [line.epsilon for line in folder.read_metrics()[2::2]] == [whole.epsilon] * 4
     promise = verify(folder.model)
     assert promise["epsilon"] == whole.epsilon
     said = " ".join(promise["assumptions"])

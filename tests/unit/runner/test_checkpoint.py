@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedsim.accounting.events import RoundCost
 from fedsim.accounting.ledger import Ledger
 from fedsim.config import Config, parse_config
 from fedsim.errors import ConfigError
+from fedsim.report.schema import RoundMetrics
 from fedsim.runner.checkpoint import (
     checkpoints_in,
     load_checkpoint,
@@ -117,13 +117,11 @@ def test_a_damaged_checkpoint_is_one_error(
 
 
 def lines_of(folder: RunFolder) -> list[int]:
-    return [line["round"] for line in folder.read_metrics()]
+    return [line.round for line in folder.read_metrics()]
 
 
-def line_of(round: int) -> str:
-    """A line of the metrics, as `take_up` writes it again."""
-    line = {"units": 1, "gradients": 1, "non_finite": 0, "estimate_norm": 0.1 * round}
-    return json.dumps({"round": round} | line, separators=(",", ":"))
+def line_of(round: int) -> RoundMetrics:
+    return RoundMetrics(round=round, units=1, gradients=1, non_finite=0, estimate_norm=1e-7 * round)
 
 
 @pytest.fixture
@@ -151,6 +149,7 @@ def test_taking_up_cuts_the_metrics_back_and_keeps_charges(
 ) -> None:
     """A damaged checkpoint is passed over; releases with other noise stay charged."""
     assert lines_of(folder) == [0, 1, 2, 3, 4]
+    before = folder.metrics.read_bytes()
     newest(folder).write_bytes(newest(folder).read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, "fedsim"):
         state = folder.take_up(repeats=repeats)
@@ -159,9 +158,9 @@ def test_taking_up_cuts_the_metrics_back_and_keeps_charges(
     assert state is not None and state.round == 2
     assert state.ledger.num_releases == (2 if repeats else 4)
     assert lines_of(folder) == [0, 1, 2]
-    folder.append_metrics('{"round":3}')
-    lines = folder.metrics.read_text(encoding="utf-8").splitlines()
-    assert lines[2:] == [line_of(2), '{"round":3}']
+    assert before.startswith(folder.metrics.read_bytes())
+    folder.append_metrics(line_of(3))
+    assert lines_of(folder) == [0, 1, 2, 3]
 
 
 def test_without_a_checkpoint_a_run_begins_again(folder: RunFolder) -> None:

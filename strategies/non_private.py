@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.clipping import NoClip
-from fedsim.config import Config, FedAvg, FedSGD, SelectionRule
+from fedsim.config import Config, FedAvg, FedSGD
+from fedsim.data.selection import CohortRule
 from fedsim.errors import ConfigError
 from fedsim.estimators import FixedDenominator
 from fedsim.materials import Materials
@@ -25,7 +26,7 @@ class NonPrivateConfig(UserStrategyConfig, ExampleStrategyConfig):
     `[privacy]`, `clip`, `estimator` and `sampling` are ignored.
     """
 
-    selection: SelectionRule = "random"  # type: ignore[assignment]
+    selection: CohortRule = "random"  # type: ignore[assignment]
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()  # type: ignore[assignment]
     unread: ClassVar[tuple[str, ...]] = (
         *(f"privacy.{key}" for key in ("epsilon", "delta", "noise_multiplier", "relation")),

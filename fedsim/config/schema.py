@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from fedsim.config.errors import explain
 from fedsim.config.tables import OpenTable
 from fedsim.data.config import DataConfig
+from fedsim.data.selection import CohortRule
 from fedsim.errors import ConfigError
 from fedsim.utils.section import MOST, Fraction, Positive, PositiveFloat32, Section
 
@@ -69,15 +70,6 @@ class ClipConfig(Section):
 Precision = Literal["float32", "bfloat16"]
 Attention = Literal["eager", "sdpa"]
 Quantisation = Literal["int8", "nf4"]
-SelectionRule = Literal[
-    "random",
-    "longest",
-    "shortest",
-    "highest-perplexity",
-    "lowest-perplexity",
-    "random-chunk",
-    "least-demand",
-]
 
 
 class ModelConfig(Section):
@@ -209,7 +201,7 @@ class StrategyConfig(Section):
     """The sampler that draws the units of each round."""
     group_size: Annotated[int, Field(ge=1, le=MOST)] = 8
     """Maximum number of examples per user: in each round ("uls"), or in the whole pool ("els")."""
-    selection: SelectionRule = "random"
+    selection: CohortRule = "random"
     """Rule that selects examples of a user who has more than `group_size`. "least-demand" is not
     for "uls", and "random-chunk" is not for "els"."""
     local: Annotated[FedSGD | FedAvg, Field(discriminator="task")] = FedSGD()

@@ -19,7 +19,8 @@ from fedsim.data.store.rows import firsts
 from fedsim.seeding import Hashes, base, hashes
 from fedsim.seeding import base as hashing_base
 
-Rule = Order | Literal["highest-perplexity", "lowest-perplexity"]
+Rule = Literal[Order, "highest-perplexity", "lowest-perplexity"]
+CohortRule = Literal[Rule, "random-chunk"]
 Losses = npt.NDArray[np.float32]
 
 
@@ -189,9 +190,6 @@ def _window(split: Split, store: TokenStore, user: int, size: int, hashed: int) 
     before = start - (int(ends[first - 1]) if first else 0)
     window: Indices = text[before : before + stop - start].astype(np.int64)
     return window
-
-
-CohortRule = Rule | Literal["random-chunk"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,12 +58,12 @@ def run(
     if not isinstance(config, Config) or data is not None or model is not None:
         config = with_given(config, data, model, tokenizer)
     path = Path(out) if out is not None else _new_folder()
-    with _logs_on_standard_error(), open_grid(config.executor) as grid:
+    with logs_on_standard_error(), open_grid(config.executor) as grid:
         return Run(execute(config, path, grid, resume=resume))
 
 
 @contextmanager
-def _logs_on_standard_error() -> Iterator[None]:
+def logs_on_standard_error() -> Iterator[None]:
     """Show fedsim's log on standard error, unless the program has set up logging."""
     ours = logging.getLogger("fedsim")
     if logging.root.handlers or ours.handlers or ours.level:

@@ -9,7 +9,6 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedsim.report.schema import RoundMetrics
 from fedsim.report.wording import duration_text
 from fedsim.utils.terminal import logging_each_half_minute, progress_console
 
@@ -17,7 +16,7 @@ log = logging.getLogger("fedsim")
 
 
 class CountProgress:
-    """Shows finished rounds: a bar if standard error is a terminal, else ten log lines.
+    """Shows finished rounds: a bar if standard error is a terminal, else ten log lines or more.
 
     Because a round may take hours, a further line follows every half minute.
     """
@@ -49,17 +48,17 @@ class CountProgress:
         self._open.close()
         self._progress.stop()
 
-    def advance(self, *_: object) -> None:
-        """Count one more round."""
-        self._count()
-        tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
-        if self._progress.disable and tenths[0] != tenths[1]:
-            log.info("%s: round %d of %d", self._title, self._done, self._rounds)
-
-    def _count(self) -> None:
+    def advance(self, *_: object, note: str = "") -> None:
+        """Count one more round, and show a note on it."""
         self._progress.advance(self._task)
+        if note:
+            self._progress.update(self._task, note=note)
         self._done += 1
         self._began = time.monotonic()
+        tenths = [10 * done // self._rounds for done in (self._done - 1, self._done)]
+        if self._progress.disable and (note or tenths[0] != tenths[1]):
+            place = f"{self._title}: round {self._done} of {self._rounds}"
+            log.info("%s", ", ".join(filter(None, (place, note))))
 
     def _still(self) -> str:
         seconds = time.monotonic() - self._began
@@ -73,17 +72,3 @@ class CountProgress:
         each = (self._began - self._started) / (self._done - self._first)
         seconds = max(each - running, 0.0) + each * (self._rounds - self._done - 1)
         return f"; about {duration_text(seconds)} left"
-
-
-class RoundProgress(CountProgress):
-    """Also shows the last held-out loss; in a log, one line per evaluation."""
-
-    def advance(self, line: RoundMetrics) -> None:  # type: ignore[override]
-        """Show one more round."""
-        self._count()
-        if line.held_out is None:
-            return
-        note = f"held-out loss {line.held_out.loss:.4f} (not protected by the privacy guarantee)"
-        self._progress.update(self._task, note=note)
-        if self._progress.disable:
-            log.info("%s: round %d of %d, %s", self._title, line.round, self._rounds, note)

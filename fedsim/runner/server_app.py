@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedsim.config import load_config
 from fedsim.errors import ConfigError
 from fedsim.grids.executor import wait_for_nodes
+from fedsim.runner.launch import logs_on_standard_error
 from fedsim.runner.session import execute
 from fedsim.utils.machine import collect_garbage_rarely
 
@@ -35,19 +35,11 @@ def main(grid: Grid, context: Context) -> None:
     if not options.get("config"):
         raise ConfigError("run config: give config, the path of a TOML file")
     path = Path(str(options["config"])).absolute()
-    _show_progress()
     collect_garbage_rarely()  # Flower's process serves only this run
     config = load_config(path)
     with suppress(OSError):  # another machine may lack the caller's folder
         os.chdir(str(options.get("folder") or path.parent))
     out = Path(str(options.get("out") or Path("runs") / path.stem))
-    wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))
-    execute(config, out, grid, resume=bool(options.get("resume", False)))
-
-
-def _show_progress() -> None:
-    """Show fedsim's log lines, because Flower's process has no logging set up."""
-    log = logging.getLogger("fedsim")
-    if not log.hasHandlers():
-        log.setLevel(logging.INFO)
-        log.addHandler(logging.StreamHandler())
+    with logs_on_standard_error():
+        wait_for_nodes(grid, int(options.get("workers") or config.executor.workers))
+        execute(config, out, grid, resume=bool(options.get("resume", False)))

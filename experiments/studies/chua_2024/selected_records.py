@@ -8,9 +8,9 @@ from typing import Any, get_args
 import numpy as np
 import typer
 
-from fedsim.config import ModelConfig, SelectionRule
+from fedsim.config import ModelConfig
 from fedsim.data.inspection import PRIVATE_NOTE
-from fedsim.data.selection import cohort_block
+from fedsim.data.selection import CohortRule, cohort_block
 from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
@@ -25,7 +25,7 @@ _USERS_AT_ONCE = 1000
 
 
 # "least-demand" is only for texts with several owners.
-_RULES = [rule for rule in get_args(SelectionRule) if rule != "least-demand"]
+_RULES = [rule for rule in get_args(CohortRule) if rule != "least-demand"]
 
 
 def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict[str, Any]:
@@ -56,9 +56,7 @@ def selection_table(store: TokenStore, model_name: str, group_size: int) -> dict
     }
 
 
-def _row(
-    materials: Materials, rule: SelectionRule, group_size: int, longest: int
-) -> dict[str, Any]:
+def _row(materials: Materials, rule: CohortRule, group_size: int, longest: int) -> dict[str, Any]:
     model, split = materials.model, materials.split
     start = {n: value.to(model.device) for n, value in model.initial_parameters().items()}
     sequences = tokens = predicted = short = nats = 0.0

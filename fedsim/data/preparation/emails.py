@@ -35,10 +35,6 @@ class DropForwards(Step):
     step: Literal["drop-forwards"] = "drop-forwards"
     subject_column: str | None = None
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the subject's column, if there is one."""
-        return () if self.subject_column is None else (self.subject_column,)
-
     def one(self, record: Record) -> Record | str:
         """Keep an e-mail that is not a forward."""
         subject = record.columns.get(self.subject_column or "") or ""
@@ -127,10 +123,6 @@ class ExpandReceivers(Step):
     step: Literal["expand-receivers"] = "expand-receivers"
     columns: Annotated[tuple[str, ...], Field(min_length=1)] = ("to", "cc", "bcc")
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the receivers' columns."""
-        return self.columns
-
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield a record for each receiver; no record is dropped."""
         first, *others = self.columns
@@ -155,10 +147,6 @@ class Receivers(Step):
 
     step: Literal["receivers"] = "receivers"
     columns: Annotated[tuple[str, ...], Field(min_length=1)] = ("to", "cc", "bcc")
-
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the receivers' columns."""
-        return self.columns
 
     def one(self, record: Record) -> Record | str:
         """Make an e-mail's receivers its owners."""

@@ -109,15 +109,17 @@ class Prepared:
 
 def needed_columns(steps: Sequence[Step]) -> dict[str, str]:
     """Return the columns that steps read, each with the config field that names it."""
-    return {
-        column: f"preparation.{number}.{step.column_field}"
-        for number, step in reversed(list(enumerate(steps)))
-        for column in step.needs_columns()
-    }
+    needed: dict[str, str] = {}
+    for number, step in reversed(list(enumerate(steps))):
+        for field in (name for name in type(step).model_fields if "column" in name):
+            given: str | tuple[str, ...] = getattr(step, field) or ()
+            columns = (given,) if isinstance(given, str) else given
+            needed |= dict.fromkeys(columns, f"preparation.{number}.{field}")
+    return needed
 
 
 def fingerprint(steps: Sequence[Step]) -> list[object]:
-    """Return the settings, files and package versions that the steps' result depends on.
+    """Return the settings, files and package version that the steps' result depends on.
 
     Empty without steps.
 
@@ -128,11 +130,10 @@ def fingerprint(steps: Sequence[Step]) -> list[object]:
         [
             step.model_dump(mode="json"),
             *(_stamp(file, f"preparation.{number}.file") for file in step.reads_files()),
-            *(f"{name} {version(name)}" for name in step.rests_on()),
         ]
         for number, step in enumerate(steps)
     ]
-    return ["prepared", VERSION, *settings] if settings else []
+    return ["prepared", VERSION, version("publicsuffixlist"), *settings] if settings else []
 
 
 def assumptions(

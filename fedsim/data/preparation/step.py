@@ -19,7 +19,8 @@ class Step(Section):
     """One step, with its settings as fields; frozen, so that a config can be hashed.
 
     A step streams: its docstring lists all data that it keeps in memory. It never receives a null
-    or an empty text, and must be deterministic.
+    or an empty text, and must be deterministic. It gets the columns that its fields with "column"
+    in their name hold.
 
     Attributes:
         changes_text: whether the step rewrites texts; it cannot rewrite conversations.
@@ -38,24 +39,10 @@ class Step(Section):
 
     step: str
 
-    def needs_columns(self) -> tuple[str, ...]:
-        """Return the columns that the step reads besides user and text: its field `column`."""
-        column: str | None = getattr(self, "column", None)
-        return () if column is None else (column,)
-
-    @property
-    def column_field(self) -> str:
-        """The name of the field that holds the columns, for errors."""
-        return next(name for name in type(self).model_fields if "column" in name)
-
     def reads_files(self) -> tuple[str, ...]:
         """Return the files that the step's result depends on: its field `file`."""
         file: str | None = getattr(self, "file", None)
         return () if file is None else (file,)
-
-    def rests_on(self) -> tuple[str, ...]:
-        """Return the packages that the step's result depends on."""
-        return ()
 
     def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
         """Yield the records after the step; count dropped ones in `dropped`, by `reason`."""

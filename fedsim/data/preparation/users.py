@@ -61,10 +61,6 @@ class UserName(Step):
             return f"no {self.transform}"
         return record._replace(user=user, owners=tuple(dict.fromkeys(owners)))
 
-    def rests_on(self) -> tuple[str, ...]:
-        """Return the package of the public suffix list for "base-domain"."""
-        return ("publicsuffixlist",) if self.transform == "base-domain" else ()
-
 
 class DropUsers(Step):
     """Drop users with one of these strings in their name, ignoring case. Streams.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,36 +10,11 @@ import numpy as np
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import ExampleScores, owners, score_examples
 from fedsim.language_model import LanguageModel
+from fedsim.report.schema import HeldOut, Scores
 from fedsim.tensors import Tensors
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Means over examples, with equal weight per token and with equal weight per user.
-
-    Attributes:
-        loss: nats per predicted token; NaN if there are none.
-        perplexity: exp(loss), infinite on overflow.
-        accuracy_top1: share of predicted tokens that got the highest logit; see `ExampleScores`.
-        tokens: number of predicted tokens.
-        user_loss: mean over users of the user's nats per predicted token.
-        user_accuracy_top1: mean over users of the user's accuracy.
-        users: number of users with a predicted token.
-        unit_loss: mean over units (users, or examples) of the unit's mean example loss, as in a
-            cohort's training loss.
-    """
-
-    loss: float
-    perplexity: float
-    accuracy_top1: float
-    tokens: int
-    user_loss: float
-    user_accuracy_top1: float
-    users: int
-    unit_loss: float
-
-
-NO_SCORES = Evaluation(math.nan, math.nan, math.nan, 0, math.nan, math.nan, 0, math.nan)
+_NO_MEANS = dict.fromkeys(HeldOut.model_fields, math.nan)
+NO_SCORES = Scores.model_validate({**_NO_MEANS, "tokens": 0, "users": 0})
 
 
 def evaluate(
@@ -49,7 +23,7 @@ def evaluate(
     store: TokenStore,
     examples: Indices,
     unit: Literal["user", "example"] = "user",
-) -> Evaluation:
+) -> Scores:
     """Score `parameters` on examples of the store; the result is reproducible bit for bit."""
     scores = score_examples(model, parameters, store, examples)
     return summary(scores, owners(store, examples), unit)
@@ -57,7 +31,7 @@ def evaluate(
 
 def summary(
     scores: ExampleScores, users: Indices, unit: Literal["user", "example"] = "user"
-) -> Evaluation:
+) -> Scores:
     """Return the means of example scores.
 
     Args:
@@ -76,7 +50,7 @@ def summary(
         by_unit = np.bincount(places, by_example) / np.bincount(places)
     seen = by_user.tokens > 0
     loss = math.fsum(scores.nats) / count
-    return Evaluation(
+    return Scores(
         loss=loss,
         perplexity=perplexity(loss),
         accuracy_top1=int(scores.correct.sum()) / count,

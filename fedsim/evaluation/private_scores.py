@@ -8,7 +8,6 @@ separately. The sum is released with Gaussian noise; the scores are quotients of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,29 +17,13 @@ from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import owners, score_examples
 from fedsim.language_model import LanguageModel
 from fedsim.noise.gaussian import release_
+from fedsim.report.schema import CoveredScores
 from fedsim.seeding import NoiseKey
 from fedsim.tensors import Tensors
 
 _GRID = 2.0**-20  # vectors are rounded to multiples of it, so that sums are exact in any order
 SENSITIVITY = math.sqrt(1.5) + 4.0 * _GRID
 """L2 sensitivity of the sum to one user, with rounding to the grid."""
-
-
-@dataclass(frozen=True)
-class PrivateScores:
-    """Scores of one release.
-
-    Attributes:
-        loss: mean over users of the user's nats per predicted token, at most the bound.
-        accuracy_top1: mean over users of the user's share of right predictions.
-        users: noisy number of users from the same release; at least 1, not an integer.
-        loss_stddev: standard deviation of `loss` from the noise, to first order.
-    """
-
-    loss: float
-    accuracy_top1: float
-    users: float
-    loss_stddev: float
 
 
 def private_scores(
@@ -52,7 +35,7 @@ def private_scores(
     loss_bound: float,
     noise_multiplier: float,
     key: NoiseKey,
-) -> PrivateScores:
+) -> CoveredScores:
     """Return the scores of a model on users' held-out examples, from one noisy sum.
 
     Args:
@@ -77,7 +60,7 @@ def private_scores(
     loss, accuracy, count = released["scores"].tolist()
     users = max(count, 1.0)
     share, accuracy = (min(max(total / users + 0.5, 0.0), 1.0) for total in (loss, accuracy))
-    return PrivateScores(
+    return CoveredScores(
         loss=loss_bound * share,
         accuracy_top1=accuracy,
         users=users,

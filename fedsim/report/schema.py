@@ -131,10 +131,10 @@ class Privacy(Record):
 class HeldOut(Record):
     """Utility on held-out text: loss in nats per predicted token, perplexity, top-1 accuracy.
 
-    `loss`, `perplexity` and `accuracy_top1` are means over tokens. `user_loss` and
-    `user_accuracy_top1` are means over users of the user's mean over tokens. `unit_loss` is the
-    mean over units of the unit's mean over examples, as is `train_loss`. Older runs lack the last
-    three.
+    `loss`, `perplexity` (infinite on overflow) and `accuracy_top1` are means over tokens, NaN if
+    there are none. `user_loss` and `user_accuracy_top1` are means over users of the user's mean
+    over tokens. `unit_loss` is the mean over units of the unit's mean over examples, as is
+    `train_loss`. Older runs lack the last three.
     """
 
     loss: Number
@@ -146,7 +146,7 @@ class HeldOut(Record):
 
 
 class Scores(HeldOut):
-    """Held-out utility, with the numbers of predicted tokens and of users."""
+    """Held-out utility, with the numbers of predicted tokens and of users that have any."""
 
     tokens: Count
     users: Count | None = None
@@ -168,7 +168,12 @@ class Samples(Record):
 
 
 class CoveredScores(Record):
-    """Held-out scores that ε covers, by one noisy sum: `fedsim.evaluation.private_scores`."""
+    """Held-out scores that ε covers, by one noisy sum: `fedsim.evaluation.private_scores`.
+
+    `loss` and `accuracy_top1` are means over users; `loss` is at most its bound. `users` is the
+    noisy number of users from the same release, at least 1. `loss_stddev` is the standard deviation
+    of `loss` from the noise, to first order.
+    """
 
     loss: NotNegative
     accuracy_top1: Probability

@@ -123,8 +123,7 @@ def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str,
     users = owners(cache.store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
-    means = asdict(summary(scores, users))
-    del means["unit_loss"]  # only comparable with a training loss
+    means = summary(scores, users).model_dump(exclude={"unit_loss"})  # for a training loss only
     return {**means, "user_loss_quantiles": _quantiles(losses)}
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from fedsim.errors import (
     SavedModelError,
     SharedBudgetSpentError,
 )
-from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.private_scores import private_scores
 from fedsim.grids.build import build_executor, check_reduce
 from fedsim.grids.memory_needed import check_memory, remedies
@@ -40,7 +40,7 @@ from fedsim.materials import (
 )
 from fedsim.plan import RoundPlan
 from fedsim.report.html import write_reports
-from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport
+from fedsim.report.schema import HeldOut, RoundMetrics, RoundSummary, RunReport, Scores
 from fedsim.report.wording import NOT_COVERED, cure_text, worse_text
 from fedsim.runner.checkpoint import checkpoints_in, save_checkpoint
 from fedsim.runner.folder import RunFolder
@@ -214,7 +214,7 @@ class _Session:
     state: ServerState = field(init=False)
     interrupts: Interrupts = field(init=False, default_factory=lambda: Interrupts("this round"))
     started: float = field(init=False, default_factory=time.monotonic)
-    final: Evaluation | None = field(init=False, default=None)
+    final: Scores | None = field(init=False, default=None)
     line: RoundMetrics = field(init=False)  # the last round's metrics, evaluated or not
     saved: int = field(init=False, default=-1)  # the round whose state and line are on disk
     moments: bool = field(init=False, default=False)  # whether `state` had optimizer state
@@ -340,9 +340,7 @@ class _Session:
             self.account.charge(state.round, plan.score_cost, plan.draws.score_release_id)
         self.folder.write_ledger(charged)
         self.state = replace(state, ledger=charged)
-        self.line = RoundMetrics.model_validate(
-            {**dict(self.line), "private_scores": asdict(scores)}
-        )
+        self.line = self.line.model_copy(update={"private_scores": scores})
         self.saved = -1
 
     def _evaluated(self) -> RoundMetrics:
@@ -419,7 +417,7 @@ class _Session:
             )
         )
 
-    def _evaluate_saved(self, state: ServerState) -> Evaluation:
+    def _evaluate_saved(self, state: ServerState) -> Scores:
         if self.config.model.merged:
             save_model(self.materials.model, state.model, self.folder.model)
         save_adapter(self.materials.model, state.model, self.folder.adapter)

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,6 @@ from fedsim.data.canaries import sentence as about_canaries
 from fedsim.data.preparation.prepare import assumptions
 from fedsim.errors import DivergedError, HaltedError, SharedBudgetSpentError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
-from fedsim.evaluation.metrics import Evaluation
 from fedsim.grids.sharding import chunk_tokens
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
@@ -97,7 +96,7 @@ def summarise(
     state: ServerState,
     lines: Sequence[RoundMetrics],
     *,
-    final: Evaluation,
+    final: Scores,
     title: str,
     seconds: float,
     ended: Exception | None = None,
@@ -149,7 +148,7 @@ def summarise(
         ),
         utility=Utility(
             initial=Scores(**start.model_dump(), tokens=final.tokens, users=final.users),
-            final=Scores(**asdict(final)),
+            final=final,
             last=lines[-1].held_out_last,
         ),
         data=_data(config, materials, plan),
@@ -195,10 +194,9 @@ def _counted(state: ServerState, cut_short: bool, charged_until: int | None) -> 
     return tuple(sentences)
 
 
-def as_held_out(evaluation: Evaluation) -> HeldOut:
-    """Convert an evaluation to the form of the metrics."""
-    values = asdict(evaluation)
-    return HeldOut(**{name: values[name] for name in HeldOut.model_fields})
+def as_held_out(scores: Scores) -> HeldOut:
+    """Convert scores to the form of the metrics."""
+    return HeldOut(**scores.model_dump(exclude={"tokens", "users"}))
 
 
 def privacy_block(

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from fedsim.accounting.budget import Budget
 from fedsim.accounting.ledger import Ledger
 from fedsim.errors import BudgetSpentError, DivergedError
-from fedsim.evaluation.metrics import NO_SCORES, Evaluation
+from fedsim.evaluation.metrics import NO_SCORES
 from fedsim.evaluation.scoring import owners
 from fedsim.execution import Executor
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan
-from fedsim.report.schema import RoundMetrics
+from fedsim.report.schema import RoundMetrics, Scores
 from fedsim.round import run_round
 from fedsim.server_optimizer import AutomaticOptimizer, ServerOptimizer
 from fedsim.state import RoundRecord, ServerState
@@ -115,7 +114,7 @@ def has_risen(losses: Sequence[float]) -> bool:
     return any(map(all, zip(steps, steps[1:], steps[2:], strict=False)))
 
 
-def without_scores(materials: Materials, *folders: Path) -> Evaluation:
+def without_scores(materials: Materials, *folders: Path) -> Scores:
     """Delete `model/` and `adapter/` of a diverged run; return an evaluation without scores.
 
     A model from an earlier round could be mistaken for the result. `checkpoints/` has the last
@@ -126,7 +125,7 @@ def without_scores(materials: Materials, *folders: Path) -> Evaluation:
     examples = materials.split.held_out_examples
     predicted = (materials.store.lengths(examples) - 1).clip(min=0)
     users = len(set(owners(materials.store, examples)[predicted > 0].tolist()))
-    return replace(NO_SCORES, tokens=int(predicted.sum()), users=users)
+    return NO_SCORES.model_copy(update={"tokens": int(predicted.sum()), "users": users})
 
 
 def planned(state: ServerState, plan: RoundPlan, rounds: int) -> Ledger:

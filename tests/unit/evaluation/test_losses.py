@@ -13,9 +13,10 @@ import torch
 
 from fedsim.data.store import TokenStore
 from fedsim.evaluation.losses import example_losses, predicted_mask, token_losses
-from fedsim.evaluation.metrics import Evaluation, evaluate
+from fedsim.evaluation.metrics import evaluate
 from fedsim.evaluation.scoring import batches_by_length
 from fedsim.language_model import LanguageModel
+from fedsim.report.schema import Scores
 from fedsim.tensors import Tensors
 from tests.unit.data.data_samples import build
 
@@ -99,7 +100,7 @@ def by_loop(
     store: TokenStore,
     examples: npt.NDArray[np.int64],
     unknown: int | None = None,
-) -> Evaluation:
+) -> Scores:
     log_probabilities = table.double().numpy()
     log_probabilities = log_probabilities - np.log(np.exp(log_probabilities).sum(1, keepdims=True))
     losses, right = [], 0
@@ -117,15 +118,15 @@ def by_loop(
     mean = math.fsum(losses) / len(losses)
     by_user = [np.mean(pairs, axis=0) for pairs in of_user.values()]
     user_loss, user_accuracy = np.mean(by_user, axis=0)
-    return Evaluation(
-        mean,
-        math.exp(mean),
-        right / len(losses),
-        len(losses),
-        user_loss,
-        user_accuracy,
-        len(by_user),
-        float(np.mean([np.mean(some) for some in of_examples.values()])),
+    return Scores(
+        loss=mean,
+        perplexity=math.exp(mean),
+        accuracy_top1=right / len(losses),
+        tokens=len(losses),
+        user_loss=user_loss,
+        user_accuracy_top1=user_accuracy,
+        users=len(by_user),
+        unit_loss=float(np.mean([np.mean(some) for some in of_examples.values()])),
     )
 
 
@@ -140,10 +141,10 @@ def test_evaluation_is_what_a_loop_counts(
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-6)
     assert found.accuracy_top1 == expected.accuracy_top1
-    assert found.users == expected.users > 1
+    assert found.users == expected.users != 1
     assert found.user_loss == pytest.approx(expected.user_loss, rel=1e-6)
     assert found.user_accuracy_top1 == pytest.approx(expected.user_accuracy_top1, rel=1e-12)
-    assert abs(found.user_loss - found.loss) > 1e-4
+    assert found.user_loss != pytest.approx(found.loss, abs=1e-4)
     assert found.unit_loss == pytest.approx(expected.unit_loss, rel=1e-6)
     alone = [evaluate(bigram(unknown), parameters, store, examples[[i]]) for i in range(9)]
     some = evaluate(bigram(unknown), parameters, store, examples[:9], "example")

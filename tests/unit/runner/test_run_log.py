@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,7 +129,8 @@ def test_a_held_out_loss_that_rises_is_warned_of_once(
     """At the third evaluation in a row; a run that is taken up remembers it."""
     left = iter([*losses, *losses[-1:]])
     monkeypatch.setattr(
-        "fedsim.runner.session.evaluate", lambda *_: replace(NO_SCORES, loss=next(left))
+        "fedsim.runner.session.evaluate",
+        lambda *_: NO_SCORES.model_copy(update={"loss": next(left)}),
     )
     config = light_config(
         speeches,

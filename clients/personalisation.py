@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 
 from fedsim.clients.tasks.fedavg import LocalSteps, local_steps
+from fedsim.config import FedAvg
 from fedsim.data.store import Indices, TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
-from fedsim.runner.detailed_evaluation import Personalisation
 from fedsim.seeding import stream
 from fedsim.tensors import Tensors
 from fedsim.utils.terminal import every_half_minute
@@ -48,7 +48,7 @@ def personalise(
     store: TokenStore,
     users: Indices,
     *,
-    training: Personalisation,
+    training: FedAvg,
     seed: int,
 ) -> Personalised:
     """Train and score each user separately; halves and batches depend on (seed, user) alone."""
@@ -83,7 +83,7 @@ def _halves(store: TokenStore, user: int, seed: int) -> tuple[Indices, Indices]:
 
 
 def _local_user(
-    store: TokenStore, user: int, examples: Indices, training: Personalisation, seed: int
+    store: TokenStore, user: int, examples: Indices, training: FedAvg, seed: int
 ) -> tuple[Unit, list[torch.Tensor]]:
     tokens, lengths = (torch.from_numpy(part) for part in store.padded(examples))
     batches: list[torch.Tensor] = []

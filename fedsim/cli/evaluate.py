@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,13 +47,15 @@ def evaluate_command(  # noqa: PLR0917 (each is an option)
     head words (the most frequent words); samples of generated text. With --personalise also the
     losses after local training.
     """
+    from fedsim.config import FedAvg
     from fedsim.errors import ConfigError
-    from fedsim.runner.detailed_evaluation import Personalisation, evaluate_run
+    from fedsim.runner.detailed_evaluation import evaluate_run
     from fedsim.utils.files import write_atomically
 
-    if not 0.0 < learning_rate < math.inf:
+    if not 0.0 < learning_rate < 3e38:
         raise ConfigError(f"--learning-rate = {learning_rate}: give a finite number > 0")
-    local = Personalisation(personalise, batch_size, learning_rate) if personalise else None
+    steps = {"epochs": personalise, "batch_size": batch_size, "learning_rate": learning_rate}
+    local = FedAvg.model_validate({"task": "fedavg", **steps}) if personalise else None
     place = out or run_dir / "evaluation.json"
     with status_when_slow("scoring"):
         answer = evaluate_run(run_dir, personalisation=local)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.accounting import PROMISE
-from fedsim.config import Config
+from fedsim.config import Config, FedAvg
 from fedsim.data.store import Indices
 from fedsim.errors import ConfigError
 from fedsim.evaluation.generation import SAMPLE_TOKENS, SAMPLES, sample_texts
@@ -29,22 +28,11 @@ from fedsim.utils.files import cache_dir
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-@dataclass(frozen=True)
-class Personalisation:
-    """Settings of local training on half of each held-out user's text."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-
-
 Weights = tuple[LanguageModel, Tensors]
 """A network and the parameters to evaluate."""
 
 
-def evaluate_run(
-    run_dir: Path, *, personalisation: Personalisation | None = None
-) -> dict[str, Any]:
+def evaluate_run(run_dir: Path, *, personalisation: FedAvg | None = None) -> dict[str, Any]:
     """Return the result of `fedsim evaluate`.
 
     Everything except the samples is computed on private text and not protected by the privacy
@@ -52,7 +40,7 @@ def evaluate_run(
 
     Args:
         run_dir: folder of a finished run.
-        personalisation: settings to train on each held-out user's text; None: no personalisation.
+        personalisation: local training on half of each held-out user's text; None: none.
 
     Raises:
         ConfigError: no finished run, or no held-out user for personalisation.
@@ -137,7 +125,7 @@ def _personalised(
     config: Config,
     materials: Materials,
     stages: dict[str, Weights],
-    personalisation: Personalisation,
+    personalisation: FedAvg,
 ) -> dict[str, Any]:
     users = materials.split.held_out_users
     if not len(users):
@@ -146,7 +134,8 @@ def _personalised(
             "personalise for; train with a fraction above 0"
         )
     personalise = resolve("analyses", "personalisation", "--personalise")
-    answer: dict[str, Any] = {"settings": asdict(personalisation)}
+    shown = {"epochs", "batch_size", "learning_rate"}
+    answer: dict[str, Any] = {"settings": personalisation.model_dump(include=shown)}
     for name, weights in stages.items():
         result = personalise(
             *weights,

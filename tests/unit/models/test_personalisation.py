@@ -10,16 +10,15 @@ import pytest
 
 from fedsim.clients.personalisation import _halves, _local_user, personalise
 from fedsim.clients.tasks.gradients import mean_gradient
-from fedsim.config import ModelConfig
+from fedsim.config import FedAvg, ModelConfig
 from fedsim.data.building.build import build_store
 from fedsim.data.store import TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
-from fedsim.runner.detailed_evaluation import Personalisation
 
-TRAINING = Personalisation(epochs=2, batch_size=2, learning_rate=0.1)
+TRAINING = FedAvg(task="fedavg", epochs=2, batch_size=2, learning_rate=0.1)
 SIZES = (1, 2, 3, 5, 8)
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from fedsim.data.bounding import Bounding, Order, bound, most_examples
 from fedsim.data.building.build import build_store
+from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore
 from fedsim.experiments.benchmarks.timing import Row, in_own_process
 from fedsim.utils import files as paths
@@ -39,8 +40,6 @@ _SHOWN: tuple[tuple[Bounding, Order], ...] = (
     ("random", "random"),
     ("linear-program", "random"),
 )
-
-Record = tuple[str, str, tuple[str, ...]]
 
 
 def run(graphs: int = _GRAPHS, large: tuple[int, int] = _LARGE) -> list[Row]:
@@ -106,7 +105,7 @@ def _records(seed: int, examples: int, owners: int) -> Iterator[Record]:
         first = 0
         for count in counts.tolist():
             user, *beside = (f"owner-{number}" for number in drawn[first : first + count])
-            yield user, "xy", tuple(beside)
+            yield Record(user, "xy", owners=tuple(beside))
             first += count
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedsim.config import Config
 from fedsim.data.canaries import StoredRecords
+from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
@@ -85,11 +86,11 @@ class _WithCanaries(StoredRecords):
         self._included = included
         self._times = times
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[Record]:
         yield from super().__iter__()
         for canary in self._included:
             for _ in range(self._times):
-                yield f"{_NAME}{canary}", str(self.store.num_examples + canary)
+                yield Record(f"{_NAME}{canary}", str(self.store.num_examples + canary))
 
     def ids(self, example: int) -> Indices:
         """Return the token ids of an example of a real user or a canary."""

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from fedsim.data.building.build import build_store
 from fedsim.data.building.tokenise import Cutting
 from fedsim.data.config import CanaryConfig
+from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, TokenStore
 from fedsim.data.store.manifest import USERS, LossOn
 from fedsim.errors import ConfigError
@@ -92,11 +93,11 @@ class StoredRecords:
         self.store = store
         self.dropped = Counter(store.manifest["dropped"])
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
+    def __iter__(self) -> Iterator[Record]:
         with (self.store.path / USERS).open(encoding="utf-8") as names:
             for user, line in enumerate(names):
                 name: str = json.loads(line)
-                yield from ((name, str(example)) for example in self.examples(user).tolist())
+                yield from (Record(name, str(e)) for e in self.examples(user).tolist())
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of the examples with these numbers."""

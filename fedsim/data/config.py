@@ -164,6 +164,11 @@ class DataConfig(Section):
         return next(column for column in given if column is not None)
 
     @property
+    def text_from(self) -> str:
+        """The column with the texts, the conversations or the prompts."""
+        return self.messages_column or self.prompt_column or self.text_column
+
+    @property
     def co_owned(self) -> bool:
         """Whether a text can have owners besides its user."""
         return self.owners_column is not None or any(step.gives_owners for step in self.preparation)

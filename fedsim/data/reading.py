@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
 from fedsim.data.building.tokenise import Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.doubtful_names import doubtful_names
-from fedsim.data.preparation.prepare import Prepared, fingerprint, needed_columns
+from fedsim.data.preparation.prepare import Prepared, fingerprint
+from fedsim.data.rows import rows
 from fedsim.data.sources.local_files import identity, left_out
 from fedsim.data.sources.names import SPEAKER
-from fedsim.data.sources.rows import SourceSpec, rows
 from fedsim.data.sources.shakespeare import BUILT_IN
 from fedsim.data.store import TokenStore
 from fedsim.data.store.manifest import CO_OWNED_VERSION, FORMAT_VERSION, is_store
@@ -29,29 +28,14 @@ if TYPE_CHECKING:  # torch takes seconds to import and is not needed here
 _READING = 7  # increase it when the same source gives different users or texts
 
 
-def records(config: DataConfig) -> Iterable[Any]:
-    """Return prepared (user, text) records in the source's order, with owners if there are any.
-
-    Without preparation and owners, None stands for a null in the source or a missing user name.
-    Otherwise the iterable is a `Prepared`, which drops and counts such rows.
+def records(config: DataConfig) -> Prepared:
+    """Return the prepared records in the source's order.
 
     Raises:
-        ConfigError: (while iterating) see `fedsim.data.sources.rows.rows`.
+        ConfigError: (while iterating) see `fedsim.data.rows.rows`.
     """
-    spec = SourceSpec(
-        config.source,
-        config.users_from,
-        config.messages_column or config.prompt_column or config.text_column,
-        config.text_kind,
-        config.completion_column,
-        config.owners_column,
-        config.owners_separator,
-        config.drop_refused,
-    )
-    read, chat = rows(spec, needed_columns(config.preparation)), config.text_kind != "text"
-    if config.preparation or config.co_owned:
-        return Prepared(read, config.preparation, co_owned=config.co_owned, chat=chat)
-    return ((row.user, row.text) for row in read)
+    chat = config.text_kind != "text"
+    return Prepared(rows(config), config.preparation, co_owned=config.co_owned, chat=chat)
 
 
 def encoder(config: DataConfig, model: LanguageModel) -> Encode:
@@ -62,8 +46,7 @@ def encoder(config: DataConfig, model: LanguageModel) -> Encode:
     """
     if config.text_kind == "text":
         return model.encoder
-    column = config.messages_column or config.prompt_column
-    field = f"data.{config.text_kind}_column = {column!r}"
+    field = f"data.{config.text_kind}_column = {config.text_from!r}"
     if not hasattr(model, "chat_encoder"):
         raise ConfigError(f"{field}: the model {model.name!r} does not support conversations")
     return cast("ChatModel", model).chat_encoder(config.counted, config.chat_template, field)

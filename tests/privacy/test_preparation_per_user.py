@@ -81,7 +81,7 @@ def per_user(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
 
 def _of_others(rows: list[Any], taken: Step, left_out: set[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for user, text in Prepared([RawRecord(*row) for row in rows], [taken]):
+    for user, text, *_ in Prepared([RawRecord(*row) for row in rows], [taken]):
         if user not in left_out:
             found.setdefault(user, []).append(text)
     return found

@@ -19,12 +19,13 @@ from fedsim.utils.machine import peak_memory_bytes, proc_bytes
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Build the synthetic store with the real builder; return seconds, peak bytes and sizes."""
     from fedsim.data.building.build import build_store  # noqa: PLC0415
+    from fedsim.data.sources.records import Record  # noqa: PLC0415
     from fedsim.experiments.benchmarks.store import sample  # noqa: PLC0415
 
     sizes = sample.user_sizes(users, examples)
     started = time.perf_counter()
     store = build_store(
-        sample.texts(sizes),
+        (Record(*pair) for pair in sample.texts(sizes)),
         encode=sample.encode,
         vocabulary_size=sample.VOCABULARY_SIZE,
         tokenizer_fingerprint="0" * 64,

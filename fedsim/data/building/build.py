@@ -1,4 +1,4 @@
-"""Build a token store from (user, text) records by streaming, in bounded memory.
+"""Build a token store from records by streaming, in bounded memory.
 
 First (`tokenise`, `buckets`), batches of texts become pieces of token ids, which are written to
 buckets of users. Then (`write`) the buckets become the files of the store. All files are written
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from fedsim.data.building import tokenise
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode, Record
+from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode
 from fedsim.data.building.write import write_examples, write_owners
-from fedsim.data.sources.conversations import RefusedError
+from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.manifest import LossOn, Manifest
@@ -54,8 +54,7 @@ def build_store(
     """Write a store of these records, with users in order of first appearance and texts in order.
 
     Args:
-        records: (user, text) or (user, text, owners). Records with a null or an empty text are
-            dropped and counted. The iterable may count its own dropped records in a mapping
+        records: the records. The iterable may count its own dropped records in a mapping
             `dropped`, from reason to number.
         encode: maps texts to token ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
@@ -167,21 +166,13 @@ def _read_all(
     records: Iterable[Record], buckets: Buckets, tokeniser: BatchTokeniser, report: ReportLine
 ) -> None:
     started = time.monotonic()
-    try:
-        for batch in _batches(records):
-            buckets.add(tokeniser(batch))
-            rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
-            report(
-                f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
-                f"{rate:,.0f} texts/s"
-            )
-    except RefusedError as error:
-        field, reason = error.args
-        after = " after preparation" if hasattr(records, "dropped") else ""
-        raise ConfigError(
-            f"{field}: row {buckets.num_records + error.place + 1}{after}: {reason}; fix the row, "
-            "give another data.chat_template, or drop such rows with data.drop_refused = true"
-        ) from None
+    for batch in _batches(records):
+        buckets.add(tokeniser(batch))
+        rate = buckets.num_records / max(time.monotonic() - started, 1e-3)
+        report(
+            f"tokenising: {buckets.num_records:,} texts of {len(buckets.users):,} users, "
+            f"{rate:,.0f} texts/s"
+        )
     buckets.flush()
     buckets.dropped.update(getattr(records, "dropped", {}))
 
@@ -206,7 +197,7 @@ def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
     characters = 0
     for record in records:
         batch.append(record)
-        characters += len(record[1] or "")
+        characters += len(record.text)
         if len(batch) >= _BATCH_TEXTS or characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Literal
@@ -12,19 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.sources.conversations import RefusedError
-from fedsim.data.sources.records import EMPTY_TEXT, NULL_OWNERS, NULL_TEXT, NULL_USER
+from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, ranks, runs
 from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
+from fedsim.errors import ConfigError
 
-Owners = tuple[str, ...]
-Record = tuple[str | None, str | None] | tuple[str | None, str | None, Owners | None]
-"""User, text, and optionally the further owners of the text: None if an owner has no name."""
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
 Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.integer[Any]]
-
-_Usable = tuple[int, str, str, Owners]
-"""Index in the batch, user, text, owners."""
 
 SHORT_TEXT = "fewer than 2 tokens"
 NO_TOKENS = "texts that became no tokens"
@@ -56,7 +52,7 @@ class TokenisedBatch:
 
     num_records: int
     users: list[str]
-    owners: list[Owners]
+    owners: list[tuple[str, ...]]
     pieces: Indices
     lengths: Indices
     ids: Ids
@@ -103,16 +99,18 @@ class BatchTokeniser:
 
         Raises:
             ValueError: `encode` gave an id outside the vocabulary.
-            RefusedError: the chat template refuses a conversation; has its index in the batch.
+            ConfigError: the chat template refuses a conversation; has its row.
         """
         dropped: Counter[str] = Counter()
-        usable = list(_usable(batch, dropped))
+        usable = [record for record in batch if len(record.text) <= MOST_CHARACTERS]
+        if too_long := len(batch) - len(usable):
+            dropped[LONG_TEXT] = too_long
         users: list[str] = []
-        owners: list[Owners] = []
+        owners: list[tuple[str, ...]] = []
         texts: list[npt.NDArray[np.int64]] = []
         encoded = self._encoded(usable) if usable else []
         empty_text = [getattr(self.encode, name, None) for name in ("begin", "end")]
-        for (_, user, _, others), given in zip(usable, encoded, strict=True):
+        for record, given in zip(usable, encoded, strict=True):
             if given is None:
                 dropped[REFUSED] += 1
                 continue
@@ -122,8 +120,8 @@ class BatchTokeniser:
             if len(given) < 2 and not self.whole:  # no token to predict
                 dropped[SHORT_TEXT] += 1
                 continue
-            users.append(user)
-            owners.append(others)
+            users.append(record.user)
+            owners.append(record.owners)
             texts.append(np.asarray(given, dtype=np.int64))
         sizes = np.array([len(text) for text in texts], np.int64)
         ids = np.concatenate(texts) if texts else np.zeros(0, np.int64)
@@ -144,21 +142,21 @@ class BatchTokeniser:
         narrow = ids.astype(disk_dtype(self.dtype))
         return TokenisedBatch(len(batch), users, owners, pieces, lengths, narrow, shared, dropped)
 
-    def _encoded(self, usable: Sequence[_Usable]) -> Sequence[Any]:
+    def _encoded(self, usable: Sequence[Record]) -> Sequence[Any]:
         """Return the ids of each text; None if the chat template refuses it."""
-        texts = [text for _, _, text, _ in usable]
-        try:
-            return self.encode(texts)
-        except RefusedError:
-            pass  # encode one by one, to find the refused text
-        encoded: list[Any] = []
-        for text, (place, *_) in zip(texts, usable, strict=True):
+        with suppress(RefusedError):
+            return self.encode([record.text for record in usable])
+        encoded: list[Any] = []  # encode one by one, to find the refused text
+        for record in usable:
             try:
-                encoded += self.encode([text])
+                encoded += self.encode([record.text])
             except RefusedError as error:
                 if not self.drops_refused:
-                    error.place = place
-                    raise
+                    field, reason = error.args
+                    raise ConfigError(
+                        f"{field}: row {record.row}: {reason}; fix the row, give another "
+                        "data.chat_template, or drop such rows with data.drop_refused = true"
+                    ) from None
                 encoded.append(None)
         return encoded
 
@@ -210,20 +208,3 @@ def _counting(
     of_text = np.repeat(np.arange(len(pieces)), pieces)
     left = np.bincount(of_text[wanted], minlength=len(pieces)).astype(np.int64)
     return ids[np.repeat(wanted, lengths)], left, lengths[wanted]
-
-
-def _usable(batch: Sequence[Record], dropped: Counter[str]) -> Iterator[_Usable]:
-    for place, (user, text, *more) in enumerate(batch):
-        owners = more[0] if more else ()
-        if user is None:
-            dropped[NULL_USER] += 1
-        elif text is None:
-            dropped[NULL_TEXT] += 1
-        elif not text or text.isspace():
-            dropped[EMPTY_TEXT] += 1
-        elif len(text) > MOST_CHARACTERS:
-            dropped[LONG_TEXT] += 1
-        elif owners is None:
-            dropped[NULL_OWNERS] += 1
-        else:
-            yield place, user, text, owners

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 from pydantic import Field
 
@@ -57,7 +57,7 @@ _MARKED = re.compile(rf"([\w-]+) \({ACROSS_USERS}\): ")
 
 
 class Prepared:
-    """An iterator over (user, text) after all steps, or (user, text, owners) with `co_owned`.
+    """The records of a source after all steps, without nulls and empty texts.
 
     Args:
         records: records of the source.
@@ -66,7 +66,6 @@ class Prepared:
         chat: whether texts are conversations.
 
     Attributes:
-        stream: the prepared records, with all fields.
         dropped: number of dropped records, per reason; final when the iterator is exhausted.
     """
 
@@ -79,18 +78,17 @@ class Prepared:
         chat: bool = False,
     ) -> None:
         self.dropped: Counter[str] = Counter()
-        self._chat, self._co_owned = chat, co_owned
+        self._chat = chat
         stream = self._whole(records)
         for step in steps:
             if not step.per_user or (co_owned and step.compares_texts):
                 # An entry even at zero: the report lists every step that looks across users.
                 self.dropped[step.reason("anything")] += 0
             stream = step.apply(stream, self.dropped)
-        self.stream = stream
+        self._stream = stream
 
-    def __iter__(self) -> Iterator[Any]:
-        fields = 3 if self._co_owned else 2
-        return ((record.user, record.text, record.owners)[:fields] for record in self.stream)
+    def __iter__(self) -> Iterator[Record]:
+        return self._stream
 
     def _whole(self, records: Iterable[RawRecord]) -> Iterator[Record]:
         """Drop nulls and empty texts, counted under the store's reasons."""

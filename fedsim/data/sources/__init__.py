@@ -1,4 +1,4 @@
 """Sources: records of text by user, from files or from the built-in plays.
 
-Start with `rows.py`. `fedsim/data/reading.py` opens the source of a config.
+Start with `records.py`. `fedsim/data/rows.py` reads the rows of a config's source.
 """

@@ -17,13 +17,7 @@ class RowError(ValueError):
 
 
 class RefusedError(ConfigError):
-    """The chat template refuses a conversation: has the config key and value, and the reason.
-
-    Attributes:
-        place: index of the record in its batch, from 0.
-    """
-
-    place: int = 0
+    """The chat template refuses a conversation: has the config key and value, and the reason."""
 
     def __str__(self) -> str:
         return ": ".join(self.args)

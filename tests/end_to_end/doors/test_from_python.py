@@ -180,8 +180,8 @@ def test_a_plug_ins_model_is_of_unknown_text(monkeypatch: Patch) -> None:
     )
 
 
-def users_of(config: fedsim.Config) -> list[str | None]:
-    return [user for user, _ in records(config.data)]
+def users_of(config: fedsim.Config) -> list[str]:
+    return [record.user for record in records(config.data)]
 
 
 def test_partitions_of_flower_datasets_are_users_by_their_own_names(

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedsim.data.bounding import Bounded, Bounding, Order
 from fedsim.data.building.build import build_store
-from fedsim.data.building.tokenise import Record
 from fedsim.data.selection import pool
+from fedsim.data.sources.records import Record
 from fedsim.data.split import split_store
 from fedsim.data.store import Indices
 
@@ -43,9 +43,9 @@ def listeners_share(
         Pooled examples, and those of them that the listener owns: store indices, int64, ascending.
     """
     records: list[Record] = [
-        (f"author {number}", "a text", ("listener",)) for number in range(AUTHORS)
+        Record(f"author {number}", "a text", owners=("listener",)) for number in range(AUTHORS)
     ]
-    records.append(("other", "a text", ()))
+    records.append(Record("other", "a text"))
     with TemporaryDirectory() as folder:
         store = build_store(
             records,

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.data.building.build import build_store
-from fedsim.data.building.tokenise import Record
+from fedsim.data.config import DataConfig
+from fedsim.data.preparation.prepare import Prepared
+from fedsim.data.rows import rows
+from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.store import OwnerGraph, TokenStore
 
 BEGIN, END = 256, 257
@@ -20,7 +23,16 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(ids[1:-1]).decode()
 
 
-def build(records: Iterable[Record], destination: Path, **changes: object) -> TokenStore:
+def pairs(config: DataConfig) -> list[tuple[str | None, str | None]]:
+    """User and text of each row of a source, with nulls."""
+    return [row[:2] for row in rows(config)]
+
+
+def build(records: Iterable[Any], destination: Path, **changes: object) -> TokenStore:
+    """Build a store of prepared records, or of (user, text) or (user, text, owners)."""
+    if not isinstance(records, Prepared):
+        raw = (RawRecord(user, text, NO_COLUMNS, *owners) for user, text, *owners in records)
+        records = Prepared(raw, ())
     options: dict[str, Any] = {
         "encode": encode,
         "vocabulary_size": 258,

@@ -21,13 +21,13 @@ from fedsim.data.config import DataConfig
 from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
-from fedsim.data.sources.records import NULL_TEXT
+from fedsim.data.sources.records import NULL_TEXT, Record
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model
 from tests.conftest import write_rows
-from tests.unit.data.data_samples import build
+from tests.unit.data.data_samples import build, pairs
 
 TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
 
@@ -43,7 +43,7 @@ def small_ones(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
 
 def read(source: Path, **data: object) -> list[tuple[str | None, object]]:
     config = DataConfig.model_validate({"source": str(source), "user_column": "u", **data})
-    return [(user, json.loads(text) if text else text) for user, text in records(config)]
+    return [(user, json.loads(text) if text else text) for user, text in pairs(config)]
 
 
 def test_messages_of_every_kind_of_file(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_step_that_rewrites_texts_is_refused() -> None:
 
 
 def test_the_built_in_answers_are_each_speakers_own() -> None:
-    talks = list(records(DataConfig(source="shakespeare-chat", messages_column="messages")))
+    talks = pairs(DataConfig(source="shakespeare-chat", messages_column="messages"))
     speeches: dict[str | None, set[str | None]] = {}
-    for user, text in records(DataConfig()):
+    for user, text in pairs(DataConfig()):
         speeches.setdefault(user, set()).add(text)
     assert len(talks) > 10_000
     for user, text in talks[:200]:
@@ -135,7 +135,7 @@ def pieces(ids: npt.NDArray[np.integer], lengths: npt.NDArray[np.int64]) -> list
 )
 def test_cutting_keeps_which_tokens_count(texts: list[str], cutting: Cutting, longest: int) -> None:
     """The pieces are those of all tokens, less the ones in which no prediction counts."""
-    batch = [("u", text) for text in texts]
+    batch = [Record("u", text) for text in texts]
     cut = BatchTokeniser(small_ones, 256, longest, cutting, "assistant")(batch)
     whole = BatchTokeniser(letters, 256, longest, cutting)(batch)
     before = pieces(whole.ids, whole.lengths)
@@ -180,7 +180,7 @@ def test_the_vocabularys_size_decides_on_the_bytes(size: int, on: str, dtype: st
     tokens = np.array([top, top if on == "all" else ~top, top])
     tokeniser = BatchTokeniser(lambda _: [tokens], size, 8, "split", on)  # type: ignore[arg-type]
     assert tokeniser.dtype == dtype
-    assert tokeniser([("u", "x")]).ids.tolist() == tokens.tolist()
+    assert tokeniser([Record("u", "x")]).ids.tolist() == tokens.tolist()
 
 
 def test_a_store_of_conversations_says_by_which_template(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_row_that_the_template_refuses_is_named_or_dropped(tmp_path: Path) -> 
     assert store.num_users == 3
     assert store.manifest["dropped"] == {REFUSED: 1}
     steps = [{"step": "max-examples", "count": 1, "then": "keep-first"}]
-    with pytest.raises(ConfigError, match="row 3 after preparation: "):
+    with pytest.raises(ConfigError, match="row 3: "):
         store_of(tmp_path, rows[-4:], ALTERNATE, preparation=steps)
 
 
@@ -301,12 +301,13 @@ def test_steps_read_what_is_said(tmp_path: Path) -> None:
             tmp_path / f"{kind}.jsonl",
             [{"u": user} | cell for (user, _), cell in zip(rows, cells, strict=True)],
         )
-        config: dict[str, object] = {f"{kind}_column": "m"}
+        given: dict[str, object] = {"source": str(source), "user_column": "u"}
+        given[f"{kind}_column"] = "m"
         if kind == "prompt":
-            config["completion_column"] = "c"
+            given["completion_column"] = "c"
         steps = [{"step": "text-length", "unit": "words", "minimum": 3}, {"step": "drop-forwards"}]
-        found = read(source, preparation=steps, **config)
-        assert [user for user, _ in found] == ["long"], kind
+        config = DataConfig.model_validate({**given, "preparation": steps})
+        assert [record.user for record in records(config)] == ["long"], kind
 
 
 def test_joined_conversations_lose_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from fedsim.data.building import buckets
 from fedsim.data.building import build as build_module
 from fedsim.data.config import DataConfig
+from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.reading import open_or_build
+from fedsim.data.sources.records import RawRecord
 from fedsim.data.store import TokenStore
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
@@ -162,11 +164,10 @@ def test_no_usable_record_leaves_nothing(
 
 
 def test_what_the_source_kept_back_is_counted(tmp_path: Path) -> None:
-    class Prepared(Records):
-        dropped = {"too old": 2, "a step that found nothing": 0}  # noqa: RUF012
-
-    store = build(Prepared([("ann", "x")]), tmp_path / "store")
-    assert store.manifest["dropped"] == Prepared.dropped
+    prepared = Prepared([RawRecord("ann", "x")], ())
+    prepared.dropped.update({"too old": 2, "a step that found nothing": 0})
+    store = build(prepared, tmp_path / "store")
+    assert store.manifest["dropped"] == prepared.dropped
 
 
 def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fedsim.data.building.tokenise import LONG_TEXT
 from fedsim.data.config import DataConfig
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
-from tests.unit.data.data_samples import build
+from tests.unit.data.data_samples import build, pairs
 
 
 def _config(path: Path, content: bytes) -> DataConfig:
@@ -26,7 +26,7 @@ def _config(path: Path, content: bytes) -> DataConfig:
 )
 def test_bytes_that_are_not_utf8(tmp_path: Path, name: str, content: bytes) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.source = .*: {name} is not UTF-8; convert"):
-        list(records(_config(tmp_path / name, content)))
+        pairs(_config(tmp_path / name, content))
 
 
 def test_null_users_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_user_of_several_types_is_one_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
 def test_an_empty_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.source = '.*{name}': holds no rows$"):
-        list(records(_config(tmp_path / name, b"")))
+        pairs(_config(tmp_path / name, b""))
 
 
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
 def test_a_text_column_of_numbers(tmp_path: Path, name: str, content: bytes, what: str) -> None:
     expected = rf"^data\.text_column = 'text': {what}; wanted: strings$"
     with pytest.raises(ConfigError, match=expected):
-        list(records(_config(tmp_path / name, content)))
+        pairs(_config(tmp_path / name, content))
 
 
 def test_a_number_among_texts_is_a_text(tmp_path: Path) -> None:
     config = _config(tmp_path / "rows.csv", b"speaker,text\nann,1\nbob,hi\n")
-    assert list(records(config)) == [("ann", "1"), ("bob", "hi")]
+    assert pairs(config) == [("ann", "1"), ("bob", "hi")]

@@ -12,16 +12,16 @@ import datasets
 import pytest
 
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from tests.conftest import Patch, write_rows
+from tests.unit.data.data_samples import pairs
 
 ROWS = [{"author": "a", "body": "one"}, {"author": "b", "body": "two"}]
 
 
 def read(source: Path) -> list[tuple[str | None, str | None]]:
     config = DataConfig(source=str(source), user_column="author", text_column="body")
-    return list(records(config))
+    return pairs(config)
 
 
 def saved(folder: Path, rows: list[dict[str, str]]) -> Path:

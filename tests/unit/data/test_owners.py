@@ -15,8 +15,8 @@ import pytest
 
 from fedsim.config import parse_config
 from fedsim.data.building import buckets
-from fedsim.data.building.tokenise import Record
 from fedsim.data.config import DataConfig
+from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.reading import open_or_build, records
 from fedsim.data.split import split_store
 from fedsim.data.store import TokenStore
@@ -25,6 +25,7 @@ from fedsim.errors import ConfigError
 from tests.conftest import write_rows
 from tests.unit.data.data_samples import ByteModel, build, decode, graph_of
 
+Triple = tuple[str, str, tuple[str, ...]]
 RECORDS: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("ann", "to bob and cy", ("bob", "cy")),
     ("bob", "alone", ()),
@@ -33,6 +34,10 @@ RECORDS: list[tuple[str, str, tuple[str, ...] | None]] = [
     ("ann", "unknown owner", None),
     ("bob", "to all", ("ann", "cy", "dee")),
 ]
+
+
+def triples(read: Prepared) -> list[Triple]:
+    return [(record.user, record.text, record.owners) for record in read]
 
 
 def _names(store: TokenStore) -> list[str]:
@@ -84,7 +89,7 @@ def test_pieces_of_a_text_have_its_owners(tmp_path: Path) -> None:
 def test_buckets_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     people = [f"p{n}" for n in range(30)]
-    records: list[Record] = [
+    records: list[Triple] = [
         (str(rng.choice(people)), "x" * int(rng.integers(1, 30)), tuple(rng.choice(people, 3)))
         for _ in range(400)
     ]
@@ -108,7 +113,11 @@ def test_keys_are_of_the_graph_and_not_of_the_texts(tmp_path: Path) -> None:
 
 
 def test_with_one_owner_a_text_the_store_is_todays(tmp_path: Path) -> None:
-    alone: list[Record] = [("ann", "one", ()), ("bob", "two", ("bob",)), ("ann", "three", ())]
+    alone: list[Triple] = [
+        ("ann", "one", ()),
+        ("bob", "two", ("bob",)),
+        ("ann", "three", ()),
+    ]
     owned = build(alone, tmp_path / "owned", co_owned=True)
     plain = build([record[:2] for record in alone], tmp_path / "plain")
     assert owned.graph is None
@@ -142,8 +151,8 @@ def test_lists_are_read_name_by_name(tmp_path: Path) -> None:
     path = _write(
         tmp_path / "rows.jsonl", [["bob", 7, 7.0, "007"], [], None, ["bob", None], ["b", ""]]
     )
-    read: Any = records(_config(path))
-    assert [record[2:] for record in read] == [(("bob", "7", "007"),), ((),)]
+    read = records(_config(path))
+    assert [record.owners for record in read] == [("bob", "7", "007"), ()]
     assert read.dropped == {"owners not all named": 3}
 
 
@@ -154,9 +163,9 @@ def test_lists_in_other_formats(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text('who,said,owners\nann,a,"bob; cy"\nbob,b,\n')
     expected = [("ann", "a", ("bob", "cy")), ("bob", "b", ())]
-    assert list(records(_config(tmp_path / "rows.parquet"))) == expected
+    assert triples(records(_config(tmp_path / "rows.parquet"))) == expected
     # An empty cell of a CSV is a null, and nobody knows whose the text is.
-    read = list(records(_config(tmp_path / "rows.csv", owners_separator=";")))
+    read = triples(records(_config(tmp_path / "rows.csv", owners_separator=";")))
     assert read == expected[:1]
 
 
@@ -167,17 +176,17 @@ def test_owners_alone_are_enough(tmp_path: Path) -> None:
     config = parse_config(
         {"data": {"source": str(path), "text_column": "said", "owners_column": "to"}}
     ).data
-    read: Any = records(config)
-    assert list(read) == [("bob", "words", ("bob", "cy")), ("cy", "words", ("cy",))]
+    read = records(config)
+    assert triples(read) == [("bob", "words", ("bob", "cy")), ("cy", "words", ("cy",))]
     assert read.dropped == {"null user": 3}
     (tmp_path / "rows.csv").write_text("to,said\nbob; cy,words\n")
     config = config.model_copy(
         update={"source": str(tmp_path / "rows.csv"), "owners_separator": ";"}
     )
-    assert list(records(config)) == [("bob", "words", ("bob", "cy"))]
+    assert triples(records(config)) == [("bob", "words", ("bob", "cy"))]
     (tmp_path / "rows.csv").write_text("to,said,speaker\nbob; cy,words,dee\n")
     with pytest.raises(ConfigError, match=r"a column .speaker. besides the owners"):
-        list(records(config))
+        triples(records(config))
 
 
 def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
@@ -190,11 +199,11 @@ def test_one_person_has_one_name_as_user_and_as_owner(tmp_path: Path) -> None:
     )
     rows = {"who": [0, 1], "said": ["a", "b"], "owners": [[1], [0, 1]]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
-    read = list(records(_config(tmp_path / "saved")))
+    read = triples(records(_config(tmp_path / "saved")))
     assert read == [("ann", "a", ("bob",)), ("bob", "b", ("ann", "bob"))]
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"who": "bob ", "said": "x", "owners": [" bob", "bob", "cy "]}))
-    assert list(records(_config(path))) == [("bob", "x", ("bob", "cy"))]
+    assert triples(records(_config(path))) == [("bob", "x", ("bob", "cy"))]
 
 
 def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
@@ -209,7 +218,7 @@ def test_a_number_has_one_name_whatever_its_type(tmp_path: Path) -> None:
         owners = pa.array([[owner]], pa.list_(theirs))
         table = {"who": pa.array([user], mine), "said": ["x"], "owners": owners}
         pq.write_table(pa.table(table), path)
-        assert list(records(_config(path))) == [("7777", "x", ("7777",))]
+        assert triples(records(_config(path))) == [("7777", "x", ("7777",))]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +234,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"'owners': holds strings in brackets .* separated by ','"
     ):
-        list(records(_config(path, owners_separator=",")))
+        triples(records(_config(path, owners_separator=",")))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +248,7 @@ def test_a_list_that_was_printed_is_no_list(cell: str, tmp_path: Path) -> None:
 def test_a_column_that_is_no_list_of_names(owners: object, message: str, tmp_path: Path) -> None:
     path = _write(tmp_path / "rows.jsonl", [owners])
     with pytest.raises(ConfigError, match=message.split(";", maxsplit=1)[0]):
-        list(records(_config(path)))
+        triples(records(_config(path)))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +284,7 @@ def test_a_given_store_and_the_config_agree(tmp_path: Path) -> None:
 def test_nothing_of_a_held_out_owner_is_trained_on(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     people = [f"p{n}" for n in range(60)]
-    records: list[Record] = [
+    records: list[Triple] = [
         (str(rng.choice(people[:30])), f"text {n}", tuple(rng.choice(people, 2)))
         for n in range(600)
     ]

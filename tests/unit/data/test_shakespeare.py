@@ -6,9 +6,10 @@ from statistics import median
 import pytest
 
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import records, source_fingerprint
+from fedsim.data.reading import source_fingerprint
 from fedsim.data.sources import shakespeare
 from fedsim.errors import ConfigError
+from tests.unit.data.data_samples import pairs
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_a_speech_goes_on_after_a_direction_in_it(private: list[tuple[str, str]]
 
 
 def test_the_source_named_shakespeare_is_the_private_part(private: list[tuple[str, str]]) -> None:
-    assert list(records(DataConfig())) == private
+    assert pairs(DataConfig()) == private
     assert source_fingerprint(DataConfig()) == source_fingerprint(DataConfig(user_column="other"))
 
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.data.config import DataConfig
-from fedsim.data.reading import records, source_fingerprint, unread_files
+from fedsim.data.reading import source_fingerprint, unread_files
 from fedsim.errors import ConfigError
 from tests.conftest import Patch, write_rows
-from tests.unit.data.data_samples import build
+from tests.unit.data.data_samples import build, pairs
 
 ROWS: list[dict[str, str | None]] = [
     {"speaker": "ann", "text": "one", "other": "x"},
@@ -62,7 +62,7 @@ def _read(folder: Path, users: Sequence[object] | pa.Array) -> list[tuple[str | 
     """Read users of one text each from a Parquet file."""
     path = folder / "rows.parquet"
     pq.write_table(pa.table({"speaker": users, "text": ["x"] * len(users)}), path)
-    return list(records(_config(path)))
+    return pairs(_config(path))
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -70,8 +70,8 @@ def test_every_kind_of_file_gives_the_same_records_and_store(tmp_path: Path, nam
     path = tmp_path / "odd [name]*" / name
     path.parent.mkdir()
     WRITERS[name](path)
-    assert list(records(_config(path))) == EXPECTED
-    store = build(records(_config(path)), tmp_path / "store")
+    assert pairs(_config(path)) == EXPECTED
+    store = build(pairs(_config(path)), tmp_path / "store")
     reference = build(EXPECTED, tmp_path / "reference")
     for file in reference.path.iterdir():
         assert (store.path / file.name).read_bytes() == file.read_bytes()
@@ -81,7 +81,7 @@ def test_a_folder_of_files_is_read_in_the_order_of_their_names(tmp_path: Path) -
     for name, user in (("b.jsonl", "bob"), ("a.jsonl", "ann")):
         (tmp_path / name).write_text(json.dumps({"speaker": user, "text": "x"}) + "\n")
     (tmp_path / "README.md").write_text("not data")
-    assert list(records(_config(tmp_path))) == [("ann", "x"), ("bob", "x")]
+    assert pairs(_config(tmp_path)) == [("ann", "x"), ("bob", "x")]
 
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -105,12 +105,12 @@ def test_a_folder_is_read_whole(tmp_path: Path, kind: str, ending: str) -> None:
     later.parent.mkdir(parents=True)
     (folder / f"{kind}{ending}").write_bytes(pack(content[:half]) + pack(content[half:]))
     later.write_bytes(pack(content))
-    assert list(records(_config(folder))) == EXPECTED * 2
+    assert pairs(_config(folder)) == EXPECTED * 2
     assert unread_files(_config(folder)) == []
     for name in (f"._{kind}", "README.md", ".cache/rows.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\x00\x05")
-    assert list(records(_config(folder))) == EXPECTED * 2
+    assert pairs(_config(folder)) == EXPECTED * 2
     words = f"files that are not read (3): ._{kind}, .cache/rows.jsonl, README.md"
     assert words in " ".join(unread_files(_config(folder)))
 
@@ -121,10 +121,10 @@ def test_a_folder_is_read_once(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "runs/a/run.json", "runs/a/metrics.jsonl", "runs/b/rows.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(rows)
-    assert list(records(_config(tmp_path))) == [("ann", "x")] * 2
+    assert pairs(_config(tmp_path)) == [("ann", "x")] * 2
     (tmp_path / "runs/b/rows.jsonl.gz").write_bytes(gzip.compress(rows))
     with pytest.raises(ConfigError, match=r"rows.jsonl.gz seems to be rows.jsonl, compressed"):
-        list(records(_config(tmp_path)))
+        pairs(_config(tmp_path))
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
@@ -133,7 +133,7 @@ def test_a_compressed_file_that_was_cut_short(tmp_path: Path, ending: str) -> No
     pack = PACKED.get(ending) or lzma.compress
     path.write_bytes(pack(b'{"speaker": "ann", "text": "x"}\n' * 999)[:-9])
     with pytest.raises(ConfigError, match=rf"^data\.source = '.*{ending}': "):
-        list(records(_config(path)))
+        pairs(_config(path))
 
 
 _COLUMNS = {key: {str(n): row[key] for n, row in enumerate(ROWS)} for key in ROWS[0]}
@@ -162,7 +162,7 @@ SHAPES: dict[str, tuple[str, list[tuple[str | None, str | None]]]] = {
 def test_json_of_every_shape(tmp_path: Path, shape: str, encoding: str) -> None:
     content, expected = SHAPES[shape]
     (tmp_path / "rows.json").write_text(content, encoding=encoding)
-    assert list(records(_config(tmp_path / "rows.json"))) == expected
+    assert pairs(_config(tmp_path / "rows.json")) == expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_json_of_another_shape_and_what_makes_lines_of_it(
     path = tmp_path / "rows.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"^data\.source") as caught:
-        list(records(_config(path)))
+        pairs(_config(path))
     assert words.replace("{}", str(path)) in str(caught.value)
     assert "bob" not in str(caught.value)
 
@@ -200,7 +200,7 @@ def test_cells_of_a_csv_between_other_marks(tmp_path: Path, mark: str, encoding:
     lines = [["speaker", "text"], ["ann", '"one; two, three"'], ["bob", "four"]]
     content = "\n".join(mark.join(cells) for cells in lines)
     (tmp_path / "rows.csv").write_text(content, encoding=encoding)
-    assert list(records(_config(tmp_path / "rows.csv"))) == [
+    assert pairs(_config(tmp_path / "rows.csv")) == [
         ("ann", "one; two, three"),
         ("bob", "four"),
     ]
@@ -210,7 +210,7 @@ def test_cells_of_a_csv_between_other_marks(tmp_path: Path, mark: str, encoding:
 def test_a_folder_of_save_to_disk(tmp_path: Path, as_dict: bool) -> None:
     table = datasets.Dataset.from_list(ROWS)
     (datasets.DatasetDict(train=table) if as_dict else table).save_to_disk(tmp_path / "saved")
-    assert list(records(_config(tmp_path / "saved"))) == EXPECTED
+    assert pairs(_config(tmp_path / "saved")) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_csv_is_read_as_it_is_written(tmp_path: Path) -> None:
         'dan,"",y',
     ]
     (tmp_path / "rows.csv").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
-    read = list(records(_config(tmp_path / "rows.csv")))
+    read = pairs(_config(tmp_path / "rows.csv"))
     assert read == [("007", 'a "b", c\r\nd'), ("7", None), ("cy", book), ("dan", None)]
 
 
@@ -274,7 +274,7 @@ def test_no_text_becomes_the_name_of_a_user(line: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(f"text,speaker\n{line}\ngood day,bob\n")
     with pytest.raises(ConfigError, match=r"rows\.csv: line \d.* twice") as caught:
-        list(records(_config(path)))
+        pairs(_config(path))
     assert "she" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "bob" not in str(caught.value)
@@ -285,7 +285,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,speaker,speaker\nhello,ann,bob\n")
     with pytest.raises(ConfigError, match=r"data\.user_column = 'speaker': .* has 2 columns"):
-        list(records(_config(path)))
+        pairs(_config(path))
 
 
 @pytest.mark.parametrize("form", ["{}\n", "[{}]"])
@@ -293,7 +293,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, form: str) -> None
     path = tmp_path / "rows.jsonl"
     path.write_text(form.format('{"speaker": "ann", "text": "a", "speaker": "bob"}'))
     with pytest.raises(ConfigError, match="an object has a key twice"):
-        list(records(DataConfig(source=str(path), user_column="speaker", text_column="text")))
+        pairs(DataConfig(source=str(path), user_column="speaker", text_column="text"))
 
 
 def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> None:
@@ -303,10 +303,10 @@ def test_a_missing_column_is_named_beside_those_there_are(tmp_path: Path) -> Non
         known = "columns: speaker, text, other; file: rows.jsonl"
         expected = f"data.{field} = 'author': no such column; {known}"
         with pytest.raises(ConfigError, match=f"^{expected}$"):
-            list(records(_config(path, **{field: "author"})))
+            pairs(_config(path, **{field: "author"}))
     (tmp_path / "rows.csv").write_text("ann;a\nbob;b\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="columns: ann;a; the first line must name them"):
-        list(records(_config(tmp_path / "rows.csv")))
+        pairs(_config(tmp_path / "rows.csv"))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
@@ -320,7 +320,7 @@ def test_a_later_file_without_a_column_is_refused(tmp_path: Path, kind: str) -> 
             "speaker,Text\neve,a\n" if kind == "csv" else '{"speaker":"eve","Text":"a"}'
         )
     with pytest.raises(ConfigError, match="'text': no such column; columns: speaker, Text"):
-        list(records(_config(tmp_path)))
+        pairs(_config(tmp_path))
 
 
 @pytest.mark.parametrize("place", [0, 999, 1000, 2500])
@@ -328,7 +328,7 @@ def test_where_in_the_file_texts_are_missing_changes_nothing(tmp_path: Path, pla
     without = [{"speaker": "ann"}] * 1500
     rows: list[dict[str, object]] = [{"speaker": "bob", "text": f"text {n}"} for n in range(5000)]
     path = write_rows(tmp_path / "rows.jsonl", [*rows[:place], *without, *rows[place:]])
-    found = list(records(_config(path)))
+    found = pairs(_config(path))
     assert found.count(("ann", None)) == 1500
     assert [text for user, text in found if user == "bob"] == [row["text"] for row in rows]
 
@@ -337,7 +337,7 @@ def test_a_shard_without_rows_is_passed_over(tmp_path: Path) -> None:
     table = pa.table({"speaker": ["ann"], "text": ["x"]})
     pq.write_table(table.slice(0, 0), tmp_path / "0.parquet")
     pq.write_table(table, tmp_path / "1.parquet")
-    assert list(records(_config(tmp_path))) == [("ann", "x")]
+    assert pairs(_config(tmp_path)) == [("ann", "x")]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_column_of_something_else(tmp_path: Path, field: str, complaint: str) 
     (tmp_path / "rows.jsonl").write_text('{"speaker": "ann", "text": "a", "tags": ["b"]}\n')
     expected = rf"data\.{field} = 'tags': {complaint}$"
     with pytest.raises(ConfigError, match=expected):
-        list(records(_config(tmp_path / "rows.jsonl", **{field: "tags"})))
+        pairs(_config(tmp_path / "rows.jsonl", **{field: "tags"}))
 
 
 @pytest.mark.parametrize(
@@ -374,23 +374,23 @@ def test_a_file_that_cannot_be_read(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=rf"^data\.source = '.*{name}': .*{message}"):
-        list(records(_config(tmp_path / name)))
+        pairs(_config(tmp_path / name))
 
 
 def test_a_file_or_folder_that_is_not_there(tmp_path: Path) -> None:
     for source in ("missing.jsonl", str(tmp_path / "missing"), "../a/b"):
-        for use in (lambda config: list(records(config)), source_fingerprint):
+        for use in (pairs, source_fingerprint):
             with pytest.raises(ConfigError, match="no such file or folder"):
                 use(DataConfig(source=source))
 
 
 def test_a_folder_without_data_or_with_two_kinds(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no data files; wanted: one kind of \.jsonl"):
-        list(records(_config(tmp_path)))
+        pairs(_config(tmp_path))
     (tmp_path / "a.csv").touch()
     (tmp_path / "a.parquet").touch()
     with pytest.raises(ConfigError, match="holds csv and parquet files"):
-        list(records(_config(tmp_path)))
+        pairs(_config(tmp_path))
 
 
 def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(monkeypatch: Patch) -> None:
@@ -406,7 +406,7 @@ def test_a_hub_id_goes_to_the_hub_and_its_failure_is_a_config_error(monkeypatch:
         r"without the hub, give data\.source a folder of data files, or one of save_to_disk$"
     )
     with pytest.raises(ConfigError, match=expected):
-        list(records(DataConfig(source="owner/name")))
+        pairs(DataConfig(source="owner/name"))
     assert asked == [("owner/name", True)]
 
 
@@ -430,7 +430,7 @@ def test_nobody_renames_others_by_a_name_of_another_type(
         path = tmp_path / "messages.jsonl"
         write_rows(path, given)
         config = DataConfig(source=str(path), user_column="author", text_column="body")
-        read.append([record for record in records(config) if record[1] != "words"])
+        read.append([record for record in pairs(config) if record[1] != "words"])
     assert read[0] == read[1] == read[2] == [(str(name), "2020-01-01 10:00:00") for name in names]
 
 
@@ -449,8 +449,8 @@ def test_a_hub_id_without_types_is_refused_and_one_with_types_is_read(
     typed = datasets.Dataset.from_list(rows)
 
     def found(loaded: object) -> list[tuple[str | None, str | None]]:
-        monkeypatch.setattr("fedsim.data.sources.rows._load", lambda *_: iter([loaded]))
-        return list(records(config))
+        monkeypatch.setattr("fedsim.data.rows._load", lambda *_: iter([loaded]))
+        return pairs(config)
 
     assert found(typed.to_iterable_dataset()) == [("007", "the king")]
     with pytest.raises(ConfigError, match="'hub/id': has no column types"):

@@ -12,6 +12,7 @@ from fedsim.clients.personalisation import _halves, _local_user, personalise
 from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.config import FedAvg, ModelConfig
 from fedsim.data.building.build import build_store
+from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore
 from fedsim.evaluation.scoring import score_examples
 from fedsim.execution import Unit
@@ -31,7 +32,11 @@ def model() -> LanguageModel:
 def store(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     phrases = ["to be or not to be", "words, words", "my kingdom for a horse", "out, out"]
     return build_store(
-        [(f"user-{u}", phrases[(u + k) % 4]) for u, size in enumerate(SIZES) for k in range(size)],
+        [
+            Record(f"user-{u}", phrases[(u + k) % 4])
+            for u, size in enumerate(SIZES)
+            for k in range(size)
+        ],
         encode=model.encode,
         vocabulary_size=model.vocabulary_size,
         tokenizer_fingerprint=model.tokenizer_fingerprint,

@@ -24,4 +24,4 @@ def prepare(
 ) -> tuple[list[tuple[str | None, str | None]], dict[str, int]]:
     """Return what the steps let through and what they counted."""
     prepared = Prepared([RawRecord(*row) for row in rows], steps)
-    return list(prepared), dict(prepared.dropped)
+    return [record[:2] for record in prepared], dict(prepared.dropped)

@@ -36,10 +36,10 @@ def test_owners_are_renamed_with_users(tmp_path: Path) -> None:
     (tmp_path / "aliases.json").write_text(json.dumps({"a@home.org": "ann", "a@work.org": "ann"}))
     merge = step("merge-users", file=str(tmp_path / "aliases.json"))
     mails = [RawRecord("b", "1", {}, ("a@home.org", "c", "a@work.org"))]
-    assert next(Prepared(mails, [merge]).stream).owners == ("ann", "c")
+    assert next(iter(Prepared(mails, [merge]))).owners == ("ann", "c")
     lower = step("user-name", transform="lower-case")
     mails = [RawRecord("B", "1", {}, ("Ann", "ANN"))]
-    assert next(Prepared(mails, [lower]).stream)[::3] == ("b", ("ann",))
+    assert next(iter(Prepared(mails, [lower])))[::3] == ("b", ("ann",))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_names_that_look_alike_get_one_spelling(names: tuple[str, ...]) -> None:
     """Of users and owners, and others stay apart."""
     merge = step("user-name", transform="one-spelling")
     posts = [RawRecord(name, "x", {}, (name, "007", "7.5")) for name in names]
-    read = list(Prepared(posts, [merge]).stream)
+    read = list(Prepared(posts, [merge]))
     assert {(record.user, record.owners) for record in read} == {
         (names[0], (names[0], "007", "7.5"))
     }
@@ -66,12 +66,12 @@ def test_names_that_look_alike_get_one_spelling(names: tuple[str, ...]) -> None:
 def test_owners_of_mails_and_threads() -> None:
     columns = {"to": "Bob <bob@x.org>, cy@x.org,", "cc": ["BOB@x.org"], "bcc": None}
     mails = [RawRecord("Ann@X.org", "1", columns, ("DEE <dee@x.org>",))]
-    read = list(Prepared(mails, [step("receivers")]).stream)
+    read = list(Prepared(mails, [step("receivers")]))
     assert read[0].user == "ann@x.org"
     assert read[0].owners == ("dee@x.org", "bob@x.org", "cy@x.org")
     threads = [("ann", "t1"), ("bob", "t1"), ("ann", 2), ("cy", None), ("dee", None)]
     posts = [RawRecord(user, "x", {"thread": thread}) for user, thread in threads]
-    read = list(Prepared(posts, [step("participants", column="thread")]).stream)
+    read = list(Prepared(posts, [step("participants", column="thread")]))
     assert [set(record.owners) for record in read] == [
         {"ann", "bob"},
         {"ann", "bob"},
@@ -90,7 +90,7 @@ def test_spaces_around_an_alias_or_a_person_are_no_part_of_it(tmp_path: Path, ki
     (tmp_path / "a.csv").write_text("\n".join(rows))
     merge = step("merge-users", file=str(tmp_path / f"a.{kind}"))
     posts = [RawRecord(name, "x", {}, ("bobby", "Robert", "bob")) for name in ("bob", "bobby")]
-    read = list(Prepared(posts, [merge]).stream)
+    read = list(Prepared(posts, [merge]))
     assert [(record.user, record.owners) for record in read] == [("Robert", ("Robert",))] * 2
 
 
@@ -107,7 +107,7 @@ def test_spaces_around_an_alias_or_a_person_are_no_part_of_it(tmp_path: Path, ki
 )
 def test_a_mail_with_somebody_who_is_not_named_is_dropped(user: str, cell: object) -> None:
     prepared = Prepared([RawRecord(user, "1", {"to": cell})], [step("receivers", columns=["to"])])
-    assert list(prepared.stream) == []
+    assert list(prepared) == []
     assert prepared.dropped == {"receivers: owners not all named": 1}
 
 

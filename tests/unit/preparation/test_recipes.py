@@ -9,7 +9,6 @@ import pytest
 
 from fedsim.config import parse_config
 from fedsim.data.config import load_recipe, recipe_names
-from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.reading import records
 from fedsim.errors import ConfigError
 from tests.unit.preparation.recipe_samples import SAME_AS, SAMPLES, on_sample
@@ -19,8 +18,11 @@ EXPECTED: dict[str, tuple[dict[str | None, int], dict[str, int]]] = {
         {"Pavel Nadolsky": 3, "Louis Theran": 4, "David Callan": 2},
         {"null user": 1, "null text": 1, "min-examples: user has fewer than 2": 1},
     ),
-    "aya": ({"u-ana": 3, "u-kofi": 2, "u-mei": 4}, {}),  # an empty answer is the store's to drop
-    "booksum": ({"27681": 3, "110": 3, "161": 3, "1232": 3}, {}),  # nulls are the store's to drop
+    "aya": ({"u-ana": 3, "u-kofi": 2, "u-mei": 3}, {"empty text": 1}),
+    "booksum": (
+        {"27681": 3, "110": 3, "161": 2, "1232": 2},
+        {"empty text": 1, "null text": 1},
+    ),
     "cc-news": (
         {"riverpost.co.uk": 3, "hilltimes.com": 3, "bert.blogspot.com": 2, "10.1.2.3": 2},
         {"user-name: no base-domain": 1, "min-examples: user has fewer than 2": 2},
@@ -77,7 +79,7 @@ EXPECTED: dict[str, tuple[dict[str | None, int], dict[str, int]]] = {
         {"00000001": 3, "00000042": 4, "00000108": 2, "00000777": 2},
         {"sort-by-time: no time": 1},
     ),
-    "wildchat": ({"3f1a": 3, "9c0d": 2, "77b2": 2, None: 1}, {}),
+    "wildchat": ({"3f1a": 3, "9c0d": 2, "77b2": 2}, {"null user": 1}),
 }
 
 
@@ -89,10 +91,10 @@ def test_every_recipe_has_its_sample_and_its_counts() -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_users_texts_and_drops(name: str) -> None:
     read = records(parse_config({"data": on_sample(name)}).data)
-    users = Counter(record[0] for record in read)
+    users = Counter(record.user for record in read)
     expected_users, expected_drops = EXPECTED[name]
     assert users == expected_users
-    assert (dict(read.dropped) if isinstance(read, Prepared) else {}) == expected_drops
+    assert read.dropped == expected_drops
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ def test_the_papers_thresholds(name: str, step: str, settings: dict[str, Any]) -
 def test_receivers_and_participants_own_what_others_wrote() -> None:
     owners: dict[str, list[tuple[str, ...]]] = {}
     for name in SAME_AS:
-        read: Any = records(parse_config({"data": on_sample(name)}).data)
-        owners[name] = [record[2] for record in read]
+        read = records(parse_config({"data": on_sample(name)}).data)
+        owners[name] = [record.owners for record in read]
     allen, arnold, bailey = (
         f"{name}@enron.com" for name in ("phillip.allen", "john.arnold", "susan.bailey")
     )

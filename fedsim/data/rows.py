@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from fedsim.data.config import DataConfig
+from fedsim.data.preparation.prepare import needed_columns
 from fedsim.data.sources.conversations import RowError, answer_text, messages_text, whole_text
 from fedsim.data.sources.json_files import json_records
 from fedsim.data.sources.local_files import ON_DISK, load_saved, local_files, open_text, unusable
@@ -32,86 +34,59 @@ _BATCH = 1000
 _SHOWN = 500  # maximum characters of column names in a message
 
 
-class SourceSpec(NamedTuple):
-    """A source and its columns.
-
-    Attributes:
-        source: a path, a hub id, or one of `BUILT_IN`.
-        user_column: the user of the text; the first owner if it is also `owners_column`.
-        text_column: the text, the messages or the prompt.
-        kind: kind of that column; its config key is `kind` + "_column".
-        completion_column: the completion of a prompt.
-        owners_column: the further owners of the text.
-        owners_separator: separator of owners' names if they are one string.
-        drop_refused: whether the text of a row that is not a conversation becomes null.
-    """
-
-    source: str
-    user_column: str
-    text_column: str
-    kind: Literal["text", "messages", "prompt"] = "text"
-    completion_column: str | None = None
-    owners_column: str | None = None
-    owners_separator: str | None = None
-    drop_refused: bool = False
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """All columns, each with its config key."""
-        columns = {
-            self.user_column: "user_column",
-            self.text_column: f"{self.kind}_column",
-            self.completion_column: "completion_column",
-            self.owners_column: "owners_column",
-        }
-        return {column: key for column, key in columns.items() if column is not None}
+def _columns_of(config: DataConfig) -> dict[str, str]:
+    """Return the columns to read, each with the config key that names it."""
+    columns = {
+        **needed_columns(config.preparation),
+        config.users_from: "user_column",
+        config.text_from: f"{config.text_kind}_column",
+        config.completion_column: "completion_column",
+        config.owners_column: "owners_column",
+    }
+    return {column: key for column, key in columns.items() if column is not None}
 
 
-def rows(spec: SourceSpec, extra: Mapping[str, str]) -> Iterator[RawRecord]:
-    """Yield user, text, the extra columns and the owners, in the source's order.
+def rows(config: DataConfig) -> Iterator[RawRecord]:
+    """Yield user, text, the columns of preparation steps and the owners, in the source's order.
 
     A conversation is one JSON text (`fedsim.data.sources.conversations`). Users are names of
     `fedsim.data.sources.names`; an empty name is null.
-
-    Args:
-        spec: the source and its columns.
-        extra: further columns, each with the config field that names it.
 
     Raises:
         ConfigError: (while iterating) the source is missing, unreadable or empty; or a column is
             missing, has only nulls, or has values of the wrong type.
     """
-    if spec.source in BUILT_IN:
-        owners = {} if spec.owners_column is None else {spec.owners_column: "owners_column"}
+    extra, user_column = needed_columns(config.preparation), config.users_from
+    if config.source in BUILT_IN:
+        owners = {} if config.owners_column is None else {config.owners_column: "owners_column"}
         for column, field in {**extra, **owners}.items():
-            raise ConfigError(f"data.{field}: {spec.source} has no column {column!r}")
-        yield from (RawRecord(user, text) for user, text in BUILT_IN[spec.source]())
+            raise ConfigError(f"data.{field}: {config.source} has no column {column!r}")
+        yield from (RawRecord(user, text) for user, text in BUILT_IN[config.source]())
         return
-    any_user, num_rows, only_numbers = False, 0, spec.kind == "text"
-    field = f"data.user_column = {spec.user_column!r}"
-    if spec.user_column == spec.owners_column:
-        field = f"data.owners_column = {spec.owners_column!r}"
-    for batch in _batches(spec.source, {**extra, **spec.columns}):
-        named = list(islice(_owners(batch, spec), len(batch[spec.user_column])))
-        if spec.user_column == spec.owners_column:
+    any_user, num_rows, only_numbers = False, 0, config.text_kind == "text"
+    key = "owners_column" if user_column == config.owners_column else "user_column"
+    field = f"data.{key} = {user_column!r}"
+    for batch in _batches(config.source, _columns_of(config)):
+        named = list(islice(_owners(batch, config), len(batch[user_column])))
+        if user_column == config.owners_column:
             users = [each[0] if each else None for each in named]
         else:
-            users = [user_name(value, field) for value in batch[spec.user_column]]
+            users = [user_name(value, field) for value in batch[user_column]]
         any_user = any_user or any(user is not None for user in users)
-        texts = _texts(batch, spec, num_rows)
+        texts = _texts(batch, config, num_rows)
         only_numbers = only_numbers and all(map(_NUMBER.fullmatch, filter(None, texts)))
         num_rows += len(users)
         parts = zip(users, texts, _columns(batch, extra), named, strict=False)
         yield from map(RawRecord._make, parts)
     if not num_rows:
-        raise unusable(spec.source, "holds no rows")
+        raise unusable(config.source, "holds no rows")
     if not any_user:
         raise ConfigError(
             f"{field}: all values are null; name the column with the user of each row"
         )
     if only_numbers:
         raise ConfigError(
-            f"data.text_column = {spec.text_column!r}: holds only numbers; wanted: strings"
+            f"data.text_column = {config.text_column!r}: holds only numbers; wanted: strings"
         )
 
 
@@ -122,12 +97,12 @@ def _columns(batch: Batch, names: Mapping[str, str]) -> Iterable[Mapping[str, An
     return (dict(zip(names, row, strict=True)) for row in values)
 
 
-def _owners(batch: Batch, spec: SourceSpec) -> Iterable[tuple[str, ...] | None]:
-    if spec.owners_column is None:
+def _owners(batch: Batch, config: DataConfig) -> Iterable[tuple[str, ...] | None]:
+    if config.owners_column is None:
         return repeat(())
-    field = f"data.owners_column = {spec.owners_column!r}"
-    cells = batch[spec.owners_column]
-    return (owner_names(cell, field, spec.owners_separator) for cell in cells)
+    field = f"data.owners_column = {config.owners_column!r}"
+    cells = batch[config.owners_column]
+    return (owner_names(cell, field, config.owners_separator) for cell in cells)
 
 
 def _batches(source: str, needed: Mapping[str, str]) -> Iterator[Batch]:
@@ -330,21 +305,22 @@ def _datasets() -> Any:  # noqa: ANN401  (an untyped module)
     return module
 
 
-def _texts(batch: Batch, spec: SourceSpec, before: int) -> list[str | None]:
+def _texts(batch: Batch, config: DataConfig, before: int) -> list[str | None]:
     read: Callable[..., str | None] = messages_text
-    cells, fields = [batch[spec.text_column]], [f"data.{spec.kind}_column = {spec.text_column!r}"]
-    if spec.kind == "text":
+    column, kind = config.text_from, config.text_kind
+    cells, fields = [batch[column]], [f"data.{kind}_column = {column!r}"]
+    if kind == "text":
         read = _text
-    elif spec.completion_column is not None:
+    elif config.completion_column is not None:
         read = answer_text
-        cells.append(batch[spec.completion_column])
-        fields.append(f"data.completion_column = {spec.completion_column!r}")
+        cells.append(batch[config.completion_column])
+        fields.append(f"data.completion_column = {config.completion_column!r}")
     found = []
     for row, cell in enumerate(zip(*cells, strict=True), start=before + 1):
         try:
             found.append(read(*cell, *fields))
         except RowError as error:
-            if spec.drop_refused:
+            if config.drop_refused:
                 found.append(None)
                 continue
             field, what, wanted = error.args

@@ -37,13 +37,13 @@ _SHOWN = 500  # maximum characters of column names in a message
 def _columns_of(config: DataConfig) -> dict[str, str]:
     """Return the columns to read, each with the config key that names it."""
     columns = {
-        **needed_columns(config.preparation),
         config.users_from: "user_column",
         config.text_from: f"{config.text_kind}_column",
         config.completion_column: "completion_column",
         config.owners_column: "owners_column",
     }
-    return {column: key for column, key in columns.items() if column is not None}
+    given = {column: key for column, key in columns.items() if column is not None}
+    return needed_columns(config.preparation) | given
 
 
 def rows(config: DataConfig) -> Iterator[RawRecord]:

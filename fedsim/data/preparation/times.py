@@ -106,19 +106,16 @@ class TimeWindow(Step):
             raise ValueError("give since, before or both")
         return self
 
-    def apply(self, records: Iterator[Record], dropped: Counter[str]) -> Iterator[Record]:
-        """Yield the records in the window."""
-        since, before = instant(self.since), instant(self.before)
-        for record in records:
-            time = _time_of(record, self)
-            if time is None:
-                dropped[self.reason("no time")] += 1
-            elif since is not None and time < since:
-                dropped[self.reason(f"before {self.since}")] += 1
-            elif before is not None and time >= before:
-                dropped[self.reason(f"from {self.before} on")] += 1
-            else:
-                yield record
+    def one(self, record: Record) -> Record | str:
+        """Keep a record in the window."""
+        time, since, before = _time_of(record, self), instant(self.since), instant(self.before)
+        if time is None:
+            return "no time"
+        if since is not None and time < since:
+            return f"before {self.since}"
+        if before is not None and time >= before:
+            return f"from {self.before} on"
+        return record
 
 
 class SortByTime(Step):

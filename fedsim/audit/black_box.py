@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fedsim.audit.canaries import flip_coins
 from fedsim.audit.f_dp import bound_in_family, own_family
 from fedsim.audit.one_run import CONFIDENCE, OneRunBound, bound_from_canaries
-from fedsim.audit.real_run import COINS, LOW, UNSERVED, RunAudit, check, told
+from fedsim.audit.real_run import COIN_SEED, COINS, LOW, UNSERVED, RunAudit, check, told
 from fedsim.audit.text_canaries import add_users, copies, draw_texts
 from fedsim.config import Config
 from fedsim.data.store import Indices
@@ -96,7 +96,6 @@ def audit_black_box(
     num_canaries: int,
     *,
     method: Method = "f-dp",
-    coin_seed: int = 0,
 ) -> RunAudit:
     """Train once with canary users, and bound ε by losses of the final model.
 
@@ -104,17 +103,16 @@ def audit_black_box(
         config: config of a private run with Poisson, balanced or cyclic sampling.
         num_canaries: number of canary users, at least 2; about half of them take part.
         method: method of the bound, "steinke" (`one_run`) or "f-dp" (`f_dp`); choose it in advance.
-        coin_seed: seed of canaries and coins; independent of the run's randomness.
 
     Raises:
         ConfigError: see `attack`.
         DivergedError: the training gave no finite model.
     """
-    done = attack(config, num_canaries, coin_seed)
+    done = attack(config, num_canaries)
     bound, p_value = done.bound(method)
     perfect = replace(done, scores=done.included.astype(np.float64))
     best, least = perfect.bound(method)
-    audit = told(config, done.plan, (bound, best), int(done.included.sum()), coin_seed)
+    audit = told(config, done.plan, (bound, best), int(done.included.sum()))
     return replace(
         audit,
         could_refute=audit.could_refute or (least is not None and least < 1.0 - CONFIDENCE),
@@ -125,7 +123,7 @@ def audit_black_box(
     )
 
 
-def attack(config: Config, num_canaries: int, coin_seed: int) -> Attack:
+def attack(config: Config, num_canaries: int, coin_seed: int = COIN_SEED) -> Attack:
     """Train once with canaries and score them; see `audit_black_box`.
 
     Canaries that the split holds out (`data.held_out_users`) do not take part, whatever their

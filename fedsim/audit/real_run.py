@@ -22,6 +22,7 @@ from fedsim.sampling import BalancedSampling, CyclicSampling, PoissonSampling, R
 from fedsim.state import ServerState
 from fedsim.strategy import build_plan, plan_terms
 
+COIN_SEED = 0  # of canaries and coins; independent of the run's randomness
 COINS = (
     "An independent fair coin decided whether each canary user was included; the rest of the run "
     "does not depend on the coins. The scores need not be independent (Steinke et al. 2023)."
@@ -55,7 +56,6 @@ class RunAudit:
         perfect: the bound that perfect scores would give, the largest possible one.
         could_refute: whether perfect scores would have refuted the claim.
         included: number of included canaries.
-        coin_seed: seed of canaries and coins; a different seed gives an independent audit.
         rounds: number of rounds.
         attack: the attacker's observations.
         method: method of the bound: "steinke", or "f-dp" (Mahloujifar et al.).
@@ -71,7 +71,6 @@ class RunAudit:
     perfect: float
     could_refute: bool
     included: int
-    coin_seed: int
     rounds: int
     attack: str = "all releases"
     method: str = "steinke"
@@ -90,13 +89,12 @@ class RunAudit:
         return {**asdict(self), "assumptions": list(self.assumptions), "holds": self.holds}
 
 
-def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAudit:
+def audit_run(config: Config, num_canaries: int) -> RunAudit:
     """Train once with canaries, and return the lower bound.
 
     Args:
         config: config of a private run with Poisson, balanced or cyclic sampling.
         num_canaries: number of canary users, at least 2; about half of them take part.
-        coin_seed: seed of canaries and coins; independent of the run's randomness.
 
     Raises:
         ConfigError: too few canaries, no noise, a shared ledger (an audit does not charge it), a
@@ -110,8 +108,8 @@ def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAu
     materials, plan, delta = check(config, num_canaries)
     device = default_device(config.executor.gpus_per_worker)
     parameters = materials.model.initial_parameters()
-    canaries = draw_canaries(parameters, plan.clip, num_canaries, coin_seed)
-    included = flip_coins(num_canaries, coin_seed)
+    canaries = draw_canaries(parameters, plan.clip, num_canaries, COIN_SEED)
+    included = flip_coins(num_canaries, COIN_SEED)
     planted, first_key, watch = with_canaries(plan, canaries, included)
     rounds = config.strategy.rounds
     # The canaries are added to the sum, which collectives leave on the workers.
@@ -123,7 +121,7 @@ def audit_run(config: Config, num_canaries: int, *, coin_seed: int = 0) -> RunAu
         train(ServerState(0, parameters), planted, executor, rounds, on_round=bar.advance)
     bound = bound_from_canaries(watch.scores, included, delta=delta)
     best = bound_from_canaries(included.astype(np.float64), included, delta=delta)
-    return told(config, plan, (bound, best), int(included.sum()), coin_seed)
+    return told(config, plan, (bound, best), int(included.sum()))
 
 
 def told(
@@ -131,7 +129,6 @@ def told(
     plan: RoundPlan,
     bounds: tuple[OneRunBound, OneRunBound],
     included: int,
-    coin_seed: int,
 ) -> RunAudit:
     """Return the audit's result: the claim at the bounds' δ, with (actual, perfect) bounds."""
     bound, best = bounds
@@ -146,7 +143,6 @@ def told(
         perfect=best.epsilon,
         could_refute=best.epsilon > claimed,
         included=included,
-        coin_seed=coin_seed,
         rounds=rounds,
     )
 

@@ -44,10 +44,6 @@ def audit_command(  # noqa: PLR0917 (each is an option)
         ),
     ] = None,
     overrides: Overrides = None,
-    coin_seed: Annotated[
-        int,
-        typer.Option(help="Seed of canaries and coins; a different seed gives a new audit."),
-    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for audit.json (default: runs/audit).", file_okay=False),
@@ -68,9 +64,9 @@ def audit_command(  # noqa: PLR0917 (each is an option)
     loaded = load_config(file, overrides or [])
     if black_box:
         method = bound or "f-dp"
-        audit = audit_black_box(loaded, canaries, method=method, coin_seed=coin_seed)
+        audit = audit_black_box(loaded, canaries, method=method)
     else:
-        audit = audit_run(loaded, canaries, coin_seed=coin_seed)
+        audit = audit_run(loaded, canaries)
     _show_run(audit, progress_console() if as_json else table_console())
     answer = {"config": str(file), **audit.to_json()}
     write_atomically(path, json.dumps(answer, indent=2) + "\n")

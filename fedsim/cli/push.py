@@ -20,23 +20,23 @@ def push_command(
         bool,
         typer.Option("--merged", help="Upload the whole model, even if the run has an adapter."),
     ] = False,
-    public: Annotated[
-        bool, typer.Option("--public", help="Make a new repository public (default: private).")
-    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="List the files that would be uploaded; upload nothing."),
     ] = False,
 ) -> None:
-    """Upload a run's adapter (or model) with its model card and privacy.json, and no other file."""
+    """Upload a run's adapter (or model) with its model card and privacy.json, and no other file.
+
+    A new repository is private.
+    """
     from fedsim.runner.push import parcel, send
 
-    upload = parcel(run_dir, merged=merged)
-    for path in upload.files:
+    files, words = parcel(run_dir, merged=merged)
+    for path in files:
         typer.echo(f"{path.stat().st_size:>13,}  {path.name}")
-    typer.echo(" ".join(filter(None, (upload.statement, upload.note))))
+    typer.echo(words)
     if dry_run:
         typer.echo(f"Nothing was sent. Without --dry-run these files go to {repo}.")
         return
     with status_when_slow("sending"):
-        typer.echo(send(upload, repo, public=public))
+        typer.echo(send(files, repo))

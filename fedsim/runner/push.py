@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.accounting.promise import origin, verify
@@ -18,25 +17,11 @@ _WRITTEN = (  # by fedsim, transformers and peft
 )
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """The files to upload.
-
-    Attributes:
-        folder: model/ or adapter/ of a run.
-        files: files of the folder to upload, sorted by name.
-        statement: the guarantees in its privacy.json, of the run and of the starting model.
-        note: warning on an adapter with a base model that is not on the hub; else empty.
-    """
-
-    folder: Path
-    files: tuple[Path, ...]
-    statement: str
-    note: str
-
-
-def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
+def parcel(run_dir: Path, *, merged: bool = False) -> tuple[list[Path], str]:
     """Return the files that `fedsim push` uploads: the adapter, or the model if there is none.
+
+    With them come the guarantees in their privacy.json, of the run and of the starting model, and a
+    warning on an adapter whose base model is not on the hub.
 
     Args:
         run_dir: folder of a finished run.
@@ -54,17 +39,18 @@ def parcel(run_dir: Path, *, merged: bool = False) -> Parcel:
         for path in sorted(folder.iterdir())
         if path.is_file() and any(fnmatch.fnmatchcase(path.name, one) for one in _WRITTEN)
     ]
-    note, base = "", run.read_config().model.name_or_path
+    base = run.read_config().model.name_or_path
+    words = [content["statement"], origin(content)]
     if folder == run.adapter and (base in names("models") or Path(base).expanduser().exists()):
-        note = (
+        words.append(
             f"The adapter's base, {shown_name(base)}, is not on the hub: an adapter alone cannot "
             "be opened. --merged sends the whole model."
         )
-    return Parcel(folder, tuple(files), f"{content['statement']} {origin(content)}".rstrip(), note)
+    return files, " ".join(filter(None, words))
 
 
-def send(found: Parcel, repo: str, *, public: bool) -> str:
-    """Upload as one commit and return its address; create the repository if needed.
+def send(files: list[Path], repo: str) -> str:
+    """Upload as one commit and return its address; create a private repository if needed.
 
     Raises:
         ConfigError: the hub refuses or cannot be reached.
@@ -73,11 +59,11 @@ def send(found: Parcel, repo: str, *, public: bool) -> str:
 
     try:
         api = HfApi()
-        api.create_repo(repo, private=not public, exist_ok=True)
+        api.create_repo(repo, private=True, exist_ok=True)
         commit = api.upload_folder(
             repo_id=repo,
-            folder_path=found.folder,
-            allow_patterns=[path.name for path in found.files],
+            folder_path=files[0].parent,
+            allow_patterns=[path.name for path in files],
             delete_patterns=list(_WRITTEN),  # files of an older model would be loaded too
             commit_message="Upload a model trained by fedsim, with its privacy guarantee",
         )

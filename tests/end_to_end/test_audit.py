@@ -91,7 +91,6 @@ def test_bounds_are_printed_on_their_safe_side() -> None:
         perfect=1.54321,
         could_refute=False,
         included=50,
-        coin_seed=0,
         rounds=3,
         method="f-dp",
         p_value=0.12341,

@@ -76,8 +76,7 @@ class ModelConfig(Section):
     """Which model training starts from and which parameters it trains: `docs/models.md`."""
 
     name_or_path: str = "tiny-gpt"
-    """"tiny-gpt", "mcmahan-lstm", or a folder, GGUF file or hub id of a causal language model of
-    transformers."""
+    """"tiny-gpt", "mcmahan-lstm", or a causal language model: a folder, GGUF file or hub id."""
     lora_rank: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Rank of new LoRA adapters, trained in place of the network; 0 for none."""
     lora_alpha: Annotated[int, Field(ge=1, le=MOST)] | None = None
@@ -87,8 +86,7 @@ class ModelConfig(Section):
     lora_freeze_a: bool = False
     """Train only the second matrix of each adapter (FFA-LoRA)."""
     lora_target_modules: tuple[str, ...] = ()
-    """Modules that get adapters, by the ends of their names, such as "q_proj"; if empty, see
-    `docs/models.md#how-much`."""
+    """Modules to adapt, by the ends of their names; if empty: `docs/models.md#how-much`."""
     adapter: str | None = None
     """A peft folder with adapters of this model to start from."""
     merged: bool = True
@@ -98,14 +96,11 @@ class ModelConfig(Section):
     pretraining_steps: Annotated[int, Field(ge=0, le=MOST)] | None = None
     """Pre-training steps of a built-in model on public text; left out, the model's default."""
     dropout: Fraction = 0.0
-    """Dropout probability in training, for all `nn.Dropout` layers of network and adapters.
-    Attention weights get no dropout."""
+    """Dropout probability in training, for all `nn.Dropout` layers; not for attention weights."""
     attention: Attention = "eager"
-    """"eager" keeps all attention weights in memory for the gradient; "sdpa" (fused kernels) keeps
-    none."""
+    """"eager" keeps attention weights in memory for the gradient; "sdpa" (fused kernels) none."""
     quantisation: Quantisation | None = None
-    """Hold the frozen linear layers in 8 ("int8") or 4 bits ("nf4"): adapters only, with
-    merged = false."""
+    """Frozen linear layers in 8 ("int8") or 4 bits ("nf4"); needs adapters and merged = false."""
 
     @model_validator(mode="after")
     def _targets_with_adapters(self) -> ModelConfig:
@@ -275,12 +270,10 @@ class PrivacyConfig(Section):
     texts have several owners; "replace-one" with a sampler that reveals the number of users
     ("fixed-size"); else "add-or-remove-one"."""
     noise: Literal["secure", "seeded"] = "secure"
-    """"secure" draws noise and coins from secrets. "seeded" draws them from `seed`, for
-    experiments: its ε is simulated and the run gives no protection. Left out, `compare` takes
-    "seeded"."""
+    """"secure" draws noise and coins from secrets; "seeded" from `seed`, for experiments: its ε is
+    simulated, the run gives no protection. Left out, `compare` takes "seeded"."""
     mechanism: Literal["independent", "banded", "blt"] = "independent"
-    """Noise of the rounds: "independent", or correlated ("banded", "blt"), which cancels part of
-    the noise of earlier rounds."""
+    """Noise of the rounds: independent, or correlated, which cancels part of earlier noise."""
     bands: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """With "banded": number of bands of its matrix; left out, the sampler's `groups`."""
     buffers: Annotated[int, Field(ge=1, le=6)] | None = None
@@ -382,15 +375,13 @@ class ServerConfig(Section):
     matrices, with AdamW for the rest); or a plug-in's. "auto" is Adam if `learning_rate` is given
     or the run adds no noise; else SGD."""
     learning_rate: PositiveFloat32 | None = None
-    """Learning rate of the server's step. Left out, "auto" chooses one and lowers it linearly to 0:
-    `docs/planning.md#the-learning-rate`."""
+    """Rate of the server's step; left out, "auto" sets it: `docs/planning.md#the-learning-rate`."""
     max_gradient_norm: PositiveFloat32 | None = None
     """Scale the released estimate down to this L2 norm if it is longer."""
     debias: bool = False
     """Subtract the noise variance from the second moment of "adam" or "adamw"."""
     schedule: RateScheduleConfig | None = None
-    """Schedule of the learning rate. Left out, the rate is constant; if `learning_rate` is left out
-    too, it falls linearly to 0."""
+    """Schedule of the learning rate. Left out: constant; without `learning_rate`, linear to 0."""
     average: AverageConfig | None = None
     """An average of the parameters; left out, none."""
 
@@ -423,24 +414,20 @@ class ExecutorConfig(Section):
     cpus_per_worker: Positive = 1.0
     """CPU cores that Ray reserves for each worker."""
     gpus_per_worker: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """GPUs that Ray reserves for each worker. If above 0, this process also uses a GPU if it has
-    one."""
+    """GPUs that Ray reserves for each worker; above 0, this process also uses one if it can."""
     address: str = ""
     """Address of a running Ray cluster; "" starts Ray on this machine."""
     engine: Literal["auto", "loop", "materialised", "ghost", "vmap"] = "auto"
-    """Method that computes clipped gradients. "auto" chooses by the model, the longest unit and the
-    memory; for local training it trains users side by side."""
+    """Method that computes clipped gradients; "auto" chooses by model, longest unit and memory."""
     precision: Precision = "float32"
-    """With "bfloat16" the workers' networks multiply in bfloat16; parameters, norms, sums and noise
-    keep their precision."""
+    """Precision of the networks' products; parameters, norms, sums and noise keep theirs."""
     checkpointing: bool = False
     """Recompute the network's blocks in the backward pass, which saves memory."""
     shard_size: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Units per message to a worker; 0: one message per worker, with about equal work."""
     reduce: Literal["central", "collective"] = "central"
-    """Where sums are added, noised and stepped: in this process, or, with grid "ray", each worker
-    its share of the parameters, which travel from worker to worker:
-    `docs/cluster.md#several-gpus-and-hosts-by-collectives`."""
+    """Where sums are added, noised and stepped: in this process, or on Ray's workers, a share of
+    the parameters on each: `docs/cluster.md#several-gpus-and-hosts-by-collectives`."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ExecutorConfig:
@@ -474,12 +461,10 @@ class TrainingConfig(Section):
     """How often to evaluate and to save; which trackers get the metrics."""
 
     evaluate_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between evaluations on held-out text. The initial and the final model are always
-    evaluated."""
+    """Rounds between evaluations on held-out text, besides those of the first and last model."""
     checkpoint_every: Annotated[int, Field(ge=1, le=MOST)] = 10
-    """Rounds between checkpoints. Ctrl-C, SIGTERM and SIGHUP (exit status 130) and errors save the
-    last round first. After SIGKILL, `--resume` repeats the rounds since the last checkpoint; with
-    secure noise they are charged twice."""
+    """Rounds between checkpoints. Signals (exit status 130) and errors save the last round; SIGKILL
+    does not: `--resume` repeats the rounds since, which secure noise charges twice."""
     keep_checkpoints: Annotated[int, Field(ge=1, le=MOST)] = 2
     """Number of newest checkpoints to keep."""
     trackers: tuple[str, ...] = ()
@@ -492,8 +477,7 @@ class Config(Section):
     """A whole run."""
 
     seed: int = 0
-    """Seed of the model's initial parameters; with `privacy.noise = "seeded"`, of all other draws
-    too."""
+    """Seed of the initial parameters; with `privacy.noise = "seeded"`, of all other draws too."""
     data: DataConfig = DataConfig()
     """The texts and their users."""
     model: ModelConfig = ModelConfig()

@@ -119,8 +119,7 @@ class DataConfig(Section):
     chat_template: str | None = None
     """A Jinja file, instead of the tokenizer's chat template; for prompts also "tokenizer"."""
     drop_refused: bool = False
-    """Drop and count rows that are not conversations or that the chat template refuses. If false,
-    the first such row ends the run."""
+    """Drop and count rows that are no conversations or that the template refuses: else errors."""
     owners_column: str | None = None
     """A column that lists the owners of the text; the user is one more owner if `user_column` is
     given. The ε of "els" is then for an owner."""
@@ -132,8 +131,7 @@ class DataConfig(Section):
     sequence_length: Annotated[int, Field(ge=2)] = 64
     """Maximum number of tokens of an example."""
     cutting: Literal["split", "truncate", "join"] = "split"
-    """How texts become examples: "split" into several, "truncate", or first "join" all texts of a
-    user."""
+    """Long texts: "split" into several examples or "truncate"; or first "join" a user's texts."""
     held_out_examples: Fraction = 0.1
     """Share of each user's examples for evaluation; they are never trained on."""
     held_out_users: Fraction = 0.0

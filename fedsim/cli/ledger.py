@@ -39,10 +39,10 @@ def ledger_facts(shared: SharedLedger) -> dict[str, Any]:
     from fedsim.accounting.rounding import text_up
     from fedsim.accounting.statement import mechanism_text
 
-    rule, costs, unit = shared.filter, shared.ledger.costs, shared.relation.unit
+    costs, unit = shared.ledger.costs, shared.relation.unit
 
     def share(releases: Any) -> float:  # noqa: ANN401
-        spent = rule.spent(releases) / rule.budget if rule.budget > 0.0 else 1.0
+        spent = shared.spent(releases) / shared.budget if shared.budget > 0.0 else 1.0
         return min(spent, 1e9)
 
     spent = share(costs)

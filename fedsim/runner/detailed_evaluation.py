@@ -50,7 +50,11 @@ def evaluate_run(run_dir: Path, *, personalisation: FedAvg | None = None) -> dic
     config = folder.read_config()
     materials = materials_of(config, folder.data_seed(config))
     folder.check_texts(materials)
-    stages = _stages(config, folder, materials)
+    saved = load_beside(config, folder.served(config))
+    stages: dict[str, Weights] = {
+        "initial": (materials.model, materials.model.initial_parameters()),
+        "final": (saved, saved.initial_parameters()),
+    }
     split, store = materials.split, materials.store
     everyone = [store.user_examples(int(user)) for user in split.held_out_users]
     texts = {
@@ -95,14 +99,6 @@ def _is_promised(folder: RunFolder) -> bool:
     privacy = load_report(folder.path).privacy
     uncovered = privacy.hypothetical or privacy.earlier_training
     return privacy.epsilon is not None and not uncovered
-
-
-def _stages(config: Config, folder: RunFolder, materials: Materials) -> dict[str, Weights]:
-    saved = load_beside(config, folder.served(config))
-    return {
-        "initial": (materials.model, materials.model.initial_parameters()),
-        "final": (saved, saved.initial_parameters()),
-    }
 
 
 def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str, Any]:

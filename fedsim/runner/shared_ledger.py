@@ -32,27 +32,14 @@ _VERSION = 3
 
 
 @dataclass(frozen=True)
-class SharedLedger:
-    """The content of a ledger file.
+class SharedLedger(RenyiFilter):
+    """The content of a ledger file: the rule that allows or refuses a release, and the releases.
 
     Attributes:
-        epsilon: ε of all releases together.
-        delta: δ of all releases together.
-        relation: the neighbouring relation of all runs.
-        order: order of the Rényi filter, fixed before the first release.
         ledger: all releases of all runs.
     """
 
-    epsilon: float
-    delta: float
-    relation: Relation
-    order: float
     ledger: Ledger = field(default_factory=Ledger)
-
-    @property
-    def filter(self) -> RenyiFilter:
-        """The rule that allows or refuses a release."""
-        return RenyiFilter(self.epsilon, self.delta, self.relation, self.order)
 
     @property
     def terms(self) -> tuple[float, float, Relation]:
@@ -171,7 +158,7 @@ class SharedAccount:
             charged = shared.ledger.charge(round, cost, release)
             if charged is shared.ledger:
                 return
-            if not shared.filter.pays_for(charged.costs):
+            if not shared.pays_for(charged.costs):
                 raise SharedBudgetSpentError(
                     f"round {round}: this release would exceed the shared budget in the ledger "
                     f"{self.path}; `fedsim account ledger {self.path}` lists the releases and "

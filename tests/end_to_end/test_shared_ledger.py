@@ -142,8 +142,8 @@ def test_runs_chosen_after_looking_are_paid_for_by_the_filter(tmp_path: Path) ->
     paid = dict(held.ledger.costs)[OTHER]
     assert held.order == order
     assert held.ledger.costs == [(COST, 4), (OTHER, paid)]
-    assert held.filter.spent(held.ledger.costs) <= held.filter.budget
-    assert held.filter.spent([(COST, 4), (OTHER, paid + 1)]) > held.filter.budget
+    assert held.spent(held.ledger.costs) <= held.budget
+    assert held.spent([(COST, 4), (OTHER, paid + 1)]) > held.budget
 
 
 def test_a_run_with_one_price_is_spent_with_its_first_release(tmp_path: Path) -> None:

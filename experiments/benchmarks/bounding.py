@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from fedsim.data.bounding import Bounding, Order, bound, most_examples
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore
 from fedsim.experiments.benchmarks.timing import Row, in_own_process
@@ -116,14 +117,11 @@ def _encode(texts: Sequence[str]) -> list[list[int]]:
 def _store(folder: Path, seed: int, examples: int, owners: int) -> TokenStore:
     return build_store(
         _records(seed, examples, owners),
-        encode=_encode,
-        vocabulary_size=2,
+        BatchTokeniser(_encode, 2, 2, "split"),
+        folder,
         tokenizer_fingerprint="0" * 64,
-        sequence_length=2,
-        cutting="split",
-        co_owned=True,
-        destination=folder,
         source="made up",
+        co_owned=True,
     )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.building.build import build_store
-from fedsim.data.building.tokenise import Cutting
+from fedsim.data.building.tokenise import BatchTokeniser, Cutting
 from fedsim.data.config import CanaryConfig
 from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, TokenStore
@@ -114,17 +114,17 @@ class StoredRecords:
     def build(self, destination: Path, vocabulary_size: int, what: str) -> TokenStore:
         """Build a store from these records; its source is "ORIGINAL SOURCE with `what`"."""
         manifest = self.store.manifest
-        return build_store(
-            self,
-            encode=self.encode,
-            vocabulary_size=vocabulary_size,
-            tokenizer_fingerprint=manifest["tokenizer_fingerprint"],
-            sequence_length=manifest["sequence_length"],
-            cutting=cast(Cutting, manifest["cutting"]),
-            loss_on=cast(LossOn, manifest["loss_on"]),
+        tokeniser = BatchTokeniser(
+            self.encode,
+            vocabulary_size,
+            manifest["sequence_length"],
+            cast(Cutting, manifest["cutting"]),
+            cast(LossOn, manifest["loss_on"]),
             whole=True,
-            destination=destination,
-            source=f"{manifest['source']} with {what}",
+        )
+        source, fingerprint = f"{manifest['source']} with {what}", manifest["tokenizer_fingerprint"]
+        return build_store(
+            self, tokeniser, destination, tokenizer_fingerprint=fingerprint, source=source
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fedsim.data.building.build import build_store, terminal_progress
-from fedsim.data.building.tokenise import Encode
+from fedsim.data.building.tokenise import BatchTokeniser, Encode
 from fedsim.data.config import DataConfig
 from fedsim.data.doubtful_names import doubtful_names
 from fedsim.data.preparation.prepare import Prepared, fingerprint
@@ -98,19 +98,18 @@ def build(
         ConfigError: see `build_store`.
     """
     _check_users(config)
+    cut = (config.sequence_length, config.cutting, config.counted)
+    tokeniser = BatchTokeniser(
+        encode, model.vocabulary_size, *cut, drops_refused=config.drop_refused
+    )
     with terminal_progress() as progress:
         return build_store(
             records(config),
-            encode=encode,
-            vocabulary_size=model.vocabulary_size,
+            tokeniser,
+            destination,
             tokenizer_fingerprint=model.tokenizer_fingerprint,
-            sequence_length=config.sequence_length,
-            cutting=config.cutting,
-            loss_on=config.counted,
-            co_owned=config.co_owned,
-            drops_refused=config.drop_refused,
-            destination=destination,
             source=config.source,
+            co_owned=config.co_owned,
             user_column=config.users_from,
             text_kind=_text_kind(config, encode),
             progress=progress,

@@ -19,6 +19,7 @@ from fedsim.utils.machine import peak_memory_bytes, proc_bytes
 def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     """Build the synthetic store with the real builder; return seconds, peak bytes and sizes."""
     from fedsim.data.building.build import build_store  # noqa: PLC0415
+    from fedsim.data.building.tokenise import BatchTokeniser  # noqa: PLC0415
     from fedsim.data.sources.records import Record  # noqa: PLC0415
     from fedsim.experiments.benchmarks.store import sample  # noqa: PLC0415
 
@@ -26,12 +27,9 @@ def build(folder: Path, users: int, examples: int) -> dict[str, Any]:
     started = time.perf_counter()
     store = build_store(
         (Record(*pair) for pair in sample.texts(sizes)),
-        encode=sample.encode,
-        vocabulary_size=sample.VOCABULARY_SIZE,
+        BatchTokeniser(sample.encode, sample.VOCABULARY_SIZE, sample.SEQUENCE_LENGTH, "split"),
+        folder / "store",
         tokenizer_fingerprint="0" * 64,
-        sequence_length=sample.SEQUENCE_LENGTH,
-        cutting="split",
-        destination=folder / "store",
         source="made up",
     )
     seconds = time.perf_counter() - started

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from fedsim.data.building import tokenise
 from fedsim.data.building.buckets import Buckets
-from fedsim.data.building.tokenise import BatchTokeniser, Cutting, Encode
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.building.write import write_examples, write_owners
 from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore, integrity
 from fedsim.data.store import manifest as layout
-from fedsim.data.store.manifest import LossOn, Manifest
+from fedsim.data.store.manifest import Manifest
 from fedsim.errors import ConfigError
 from fedsim.utils.files import naming, sync_all
 from fedsim.utils.locks import locked
@@ -35,18 +35,12 @@ _BATCH_CHARACTERS = 1 << 20
 
 def build_store(
     records: Iterable[Record],
-    *,
-    encode: Encode,
-    vocabulary_size: int,
-    tokenizer_fingerprint: str,
-    sequence_length: int,
-    cutting: Cutting,
-    loss_on: LossOn = "all",
-    co_owned: bool = False,
-    whole: bool = False,
-    drops_refused: bool = False,
+    tokeniser: BatchTokeniser,
     destination: Path,
+    *,
+    tokenizer_fingerprint: str,
     source: str,
+    co_owned: bool = False,
     user_column: str | None = None,
     text_kind: Mapping[str, str] | None = None,
     progress: ReportLine | None = None,
@@ -56,19 +50,11 @@ def build_store(
     Args:
         records: the records. The iterable may count its own dropped records in a mapping
             `dropped`, from reason to number.
-        encode: maps texts to token ids, -1 - id for context tokens.
-        vocabulary_size: every id is below it.
-        tokenizer_fingerprint: fingerprint of the tokenizer behind `encode`, hex.
-        sequence_length: maximum number of ids of an example, at least 2.
-        cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it;
-            or "join" a user's texts and cut them into examples of nearly equal length.
-        loss_on: tokens that count in the loss; "all" if `encode` gives no context tokens. Examples
-            without such a token are dropped and counted; with "join" they stay, with a loss of 0.
-        co_owned: whether records name further owners; not with "join".
-        whole: whether texts are already examples of this `cutting`, to be kept unchanged.
-        drops_refused: whether to drop and count conversations that the chat template refuses.
+        tokeniser: turns texts into examples.
         destination: a folder that does not exist yet. Its parent receives a hidden folder.
+        tokenizer_fingerprint: fingerprint of the tokenizer behind `tokeniser`, hex.
         source: the source in words, for the manifest.
+        co_owned: whether records name further owners; not if the tokeniser joins texts.
         user_column: user column of the source, for the manifest; None if there is none.
         text_kind: columns of the texts, for the manifest; see `Manifest`.
         progress: called after each batch with a line on the progress.
@@ -78,9 +64,6 @@ def build_store(
         FileExistsError: `destination` exists, or another process created it meanwhile.
         ValueError: `encode` gave an id outside the vocabulary.
     """
-    tokeniser = BatchTokeniser(
-        encode, vocabulary_size, sequence_length, cutting, loss_on, whole, drops_refused
-    )
     report = progress or (lambda line: None)
     with _hidden_folder(destination) as (scratch, folder):
         buckets = Buckets(scratch, tokeniser)
@@ -89,7 +72,7 @@ def build_store(
         if not users:
             raise _no_record(source, dropped)
         report(f"writing: {users:,} users")
-        joined = sequence_length if tokeniser.joins else None
+        joined = tokeniser.sequence_length if tokeniser.joins else None
         num_examples, num_tokens = write_examples(buckets, folder, joined)
         owners = write_owners(buckets, folder) if co_owned else None
         report("computing checksums")
@@ -99,9 +82,9 @@ def build_store(
             examples=num_examples,
             tokens=num_tokens,
             tokenizer_fingerprint=tokenizer_fingerprint,
-            sequence_length=sequence_length,
-            cutting=cutting,
-            loss_on=loss_on,
+            sequence_length=tokeniser.sequence_length,
+            cutting=tokeniser.cutting,
+            loss_on=tokeniser.loss_on,
             dropped=dropped,
             dtype=tokeniser.dtype,
             source=source,

@@ -67,11 +67,12 @@ class BatchTokeniser:
     Attributes:
         encode: maps texts to ids, -1 - id for context tokens.
         vocabulary_size: every id is below it.
-        loss_on: tokens that count in the loss; "all" if `encode` gives no context tokens.
-        sequence_length: maximum number of ids of a piece, at least 2.
-        cutting: "split", "truncate", or "join". With "join" a text stays uncut here; texts are cut
-            after joining.
-        whole: whether texts are already examples, to be kept even if no token counts.
+        sequence_length: maximum number of ids of an example, at least 2.
+        cutting: "split" a longer text into pieces that overlap in one token, or "truncate" it; or
+            "join" a user's texts, to cut them later into examples of nearly equal length.
+        loss_on: tokens that count in the loss; "all" if `encode` gives no context tokens. Examples
+            without such a token are dropped and counted; with "join" they stay, with a loss of 0.
+        whole: whether texts are already examples of this `cutting`, to be kept unchanged.
         drops_refused: whether to drop and count conversations that the chat template refuses;
             otherwise they are errors.
     """

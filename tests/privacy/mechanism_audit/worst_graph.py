@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.data.bounding import Bounded, Bounding, Order
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.selection import pool
 from fedsim.data.sources.records import Record
 from fedsim.data.split import split_store
@@ -49,14 +50,11 @@ def listeners_share(
     with TemporaryDirectory() as folder:
         store = build_store(
             records,
-            encode=_encode,
-            vocabulary_size=256,
+            BatchTokeniser(_encode, 256, 8, "truncate"),
+            Path(folder) / "store",
             tokenizer_fingerprint="bytes",
-            sequence_length=8,
-            cutting="truncate",
-            co_owned=True,
-            destination=Path(folder) / "store",
             source="a listener",
+            co_owned=True,
         )
         kept = pooling(
             split_store(store, 0, 0.0, 0.0),

@@ -1,10 +1,12 @@
 """A tokenizer that needs no model, and stores made with it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.config import DataConfig
 from fedsim.data.preparation.prepare import Prepared
 from fedsim.data.rows import rows
@@ -12,6 +14,7 @@ from fedsim.data.sources.records import NO_COLUMNS, RawRecord
 from fedsim.data.store import OwnerGraph, TokenStore
 
 BEGIN, END = 256, 257
+FIELDS = fields(BatchTokeniser)
 
 
 def encode(texts: Sequence[str]) -> list[list[int]]:
@@ -40,9 +43,10 @@ def build(records: Iterable[Any], destination: Path, **changes: object) -> Token
         "sequence_length": 8,
         "cutting": "split",
         "source": "a test",
-        "destination": destination,
+        **changes,
     }
-    return build_store(records, **(options | changes))
+    parts = {field.name: options.pop(field.name) for field in FIELDS if field.name in options}
+    return build_store(records, BatchTokeniser(**parts), destination, **options)
 
 
 class ByteModel:

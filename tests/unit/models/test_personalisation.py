@@ -12,6 +12,7 @@ from fedsim.clients.personalisation import _halves, _local_user, personalise
 from fedsim.clients.tasks.gradients import mean_gradient
 from fedsim.config import FedAvg, ModelConfig
 from fedsim.data.building.build import build_store
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.sources.records import Record
 from fedsim.data.store import TokenStore
 from fedsim.evaluation.scoring import score_examples
@@ -37,12 +38,9 @@ def store(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Tok
             for u, size in enumerate(SIZES)
             for k in range(size)
         ],
-        encode=model.encode,
-        vocabulary_size=model.vocabulary_size,
+        BatchTokeniser(model.encode, model.vocabulary_size, 16, "truncate"),
+        Path(tmp_path_factory.mktemp("store")) / "s",
         tokenizer_fingerprint=model.tokenizer_fingerprint,
-        sequence_length=16,
-        cutting="truncate",
-        destination=Path(tmp_path_factory.mktemp("store")) / "s",
         source="a test",
     )
 

@@ -16,7 +16,7 @@ def print_inspection(found: dict[str, Any]) -> None:
         ("store", found["store"]),
         ("source", found["source"]),
         *((key, f"{found[key]:,}") for key in ("users", "examples", "tokens")),
-        ("examples per user", f"{found['examples_per_user']['mean']:,.1f} on average"),
+        ("examples per user", f"{found['mean_examples_per_user']:,.1f} on average"),
         ("loss on", f"{found['loss_on']} ({found['counted_tokens']:,} tokens count)"),
         ("longest example", f"{found['sequence_length']} ({found['cutting']})"),
     ]

@@ -38,12 +38,7 @@ def inspect_store(store: TokenStore) -> dict[str, Any]:
         "counted_tokens": store.num_counted,
         "sequence_length": store.manifest["sequence_length"],
         "cutting": store.manifest["cutting"],
-        "examples_per_user": {
-            "min": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "mean": float(sizes.mean()),
-            "max": int(sizes.max()),
-        },
+        "mean_examples_per_user": float(sizes.mean()),
         "quantiles": {
             "examples_per_user": _quantiles(sizes),
             "tokens_per_user": _quantiles(tokens),

@@ -107,7 +107,8 @@ def _scores(weights: Weights, cache: ScoreCache, examples: Indices) -> dict[str,
     users = owners(cache.store, examples)
     by_user = scores.summed_by(np.unique(users, return_inverse=True)[1])
     losses = by_user.mean_nats()[by_user.tokens > 0]
-    means = summary(scores, users).model_dump(exclude={"unit_loss"})  # for a training loss only
+    # `unit_loss` is comparable with a training loss only.
+    means = summary(scores, users).model_dump(exclude={"unit_loss"})
     return {**means, "user_loss_quantiles": _quantiles(losses)}
 
 

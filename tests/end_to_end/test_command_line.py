@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,6 @@ from fedsim.runner.folder import RunFolder
 from fedsim.server_optimizer import ServerOptimizer
 from tests.helpers.commands import fedsim, fedsim_ok
 from tests.helpers.light import write_config
-from tests.helpers.processes import ended, start
 
 
 @pytest.fixture(scope="module")
@@ -186,25 +184,6 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert (left / "model/model.safetensors").read_bytes() == (
         right / "model/model.safetensors"
     ).read_bytes()
-
-
-def test_a_killed_run_resumes_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed"
-    process = start(tmp_path / "log", "run", finished / "config.toml", "--out", out)
-    checkpoint = out / "checkpoints" / "round-000002.safetensors"
-    deadline = time.monotonic() + 120
-    while not checkpoint.exists():
-        assert process.is_alive(), "ended before its first checkpoint"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.kill()
-    assert ended(process) == -signal.SIGKILL
-    assert not (out / "report.json").exists()
-    refused = fedsim("run", finished / "config.toml", "--out", out)
-    assert refused.returncode == 2
-    assert "--resume" in refused.stderr
-    fedsim_ok("run", finished / "config.toml", "--out", out, "--resume")
-    assert_same_run(finished, out)
 
 
 def test_the_reported_epsilon_is_the_ledgers(finished: Path) -> None:

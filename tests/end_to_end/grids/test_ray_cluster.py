@@ -31,7 +31,8 @@ import os
 from fedsim.config import ExecutorConfig
 from fedsim.materials import worker_device
 from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
+head = {"num_cpus": 1, "num_gpus": 1, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 """
 
 SHARED_GPU = """

@@ -49,12 +49,7 @@ class Releases:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "first_round": self.first_round,
-            "num_rounds": self.num_rounds,
-            "release": self.release,
-            "cost": self.cost.to_json(),
-        }
+        return {**vars(self), "cost": self.cost.to_json()}
 
 
 @dataclass(frozen=True)

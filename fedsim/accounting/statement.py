@@ -24,16 +24,6 @@ HYPOTHETICAL = "hypothetical, not a guarantee: "
 """Start of the caption of an ε that belongs to another mechanism than the run's."""
 
 
-def noise_sentence(noise: Noise | None) -> str:
-    """Return the last sentence of a statement, on its randomness; None for draws still to come.
-
-    Examples:
-        >>> noise_sentence("secure")
-        'Coins and noise are secret.'
-    """
-    return _SOURCE[noise]
-
-
 def noise_terms(noise: Noise) -> str:
     """Return the words on randomness for a caption."""
     return "secret noise" if noise == "secure" else "the draws follow from a seed"
@@ -161,7 +151,7 @@ class PrivacyTerms:
             f"{begins} (ε = {text_up(self.epsilon, 4)}, δ = {text_up(self.delta)})-differential "
             f"privacy under the {self.relation} relation, for {rounds_text(own)}{self.runs} of "
             f"{self.sampler}{share}{chance} and noise multiplier {self.noise_multiplier:g}{beside},"
-            f" by the {self.accountant} accountant. {noise_sentence(self.noise)}"
+            f" by the {self.accountant} accountant. {_SOURCE[self.noise]}"
         )
 
     def caption(self) -> str:
@@ -178,17 +168,14 @@ class PrivacyTerms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms of ε (δ, unit, relation, mechanism, accountant) as JSON values."""
-        return {
-            "delta": self.delta,
-            "unit": self.unit,
-            "relation": self.relation,
-            "noise_multiplier": self.noise_multiplier,
-            "sampling_probability": self.sampling_probability,
-            "sampler": self.sampler + (" (others too: see the statement)" if self.others else ""),
-            "rounds": self.rounds,
-            "units_per_user": self.units_per_user,
-            "accountant": self.accountant,
-        }
+        names = (
+            *("delta", "unit", "relation", "noise_multiplier", "sampling_probability", "sampler"),
+            *("rounds", "units_per_user", "accountant"),
+        )
+        found = {name: getattr(self, name) for name in names}
+        if self.others:
+            found["sampler"] += " (others too: see the statement)"
+        return found
 
 
 def _sampler(cost: RoundCost, noun: str) -> str:

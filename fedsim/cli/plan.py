@@ -33,7 +33,7 @@ def plan_command(
     from fedsim.config import load_config
     from fedsim.materials import materials_of, new_data_seed
     from fedsim.parts import relation_of
-    from fedsim.planner.answer import of_data, of_owners
+    from fedsim.planner.answer import of_data
     from fedsim.planner.compare_strategies import compare_strategies
     from fedsim.planner.config_file import check_target, write_config
     from fedsim.planner.owners import plan_owners
@@ -45,17 +45,15 @@ def plan_command(
     with status_when_slow("planning: gradients and noise"):
         materials = materials_of(loaded, new_data_seed(loaded))
         if loaded.data.co_owned:
-            owners = plan_owners(loaded, materials, budget)
-            answer, show, chosen = of_owners(owners), print_owners, owners.config
-            reasons: tuple[str, ...] = (owners.reason, *owners.notes)
+            (answer, chosen), show = plan_owners(loaded, materials, budget), print_owners
         else:
             comparison = compare_strategies(loaded, materials, budget=budget)
             answer, show, chosen = of_data(comparison), print_plan, comparison.planned
-            reasons = (answer["recommendation"]["reason"], *answer["notes"])
     sampled = "example" if loaded.strategy.expected_examples is not None else "user"
     warnings = delta_warnings(loaded, relation_of(loaded), materials.num_protected, sampled)
     for sentence in warnings:
         typer.echo(sentence, err=True)
+    reasons = (answer["recommendation"]["reason"], *answer["notes"])
     write_config(target, chosen, config.name, reasons)
     if as_json:
         typer.echo(json.dumps({**answer, "config": str(target)}, allow_nan=False))

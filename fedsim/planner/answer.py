@@ -11,7 +11,6 @@ from fedsim.planner.candidates import Candidate
 from fedsim.planner.compare_strategies import StrategyComparison
 from fedsim.planner.config_file import CLIP_NORM, OWN_RATE
 from fedsim.planner.mechanisms import mechanisms, recommended
-from fedsim.planner.owners import OwnersPlan
 from fedsim.strategy import plan_terms
 
 NOT_PRIVATE = (
@@ -53,18 +52,6 @@ def of_data(comparison: StrategyComparison) -> dict[str, Any]:
         "mechanism": recommended(alternatives) if alternatives else None,
         "learning_rate": None if rate is None else rate.value,
         "notes": [OWN_RATE if rate is None else rate.sentence, CLIP_NORM, NOT_PRIVATE, USER_SIZES],
-    }
-
-
-def of_owners(plan: OwnersPlan) -> dict[str, Any]:
-    """Return the JSON object of a plan for texts with several owners."""
-    return {
-        "budget": plan.budget,
-        "owners": plan.owners,
-        "group_sizes": [asdict(one) for one in plan.sizes],
-        "recommendation": {"strategy": "els", "group_size": plan.group_size, "reason": plan.reason},
-        "statement": plan.statement,
-        "notes": list(plan.notes),
     }
 
 

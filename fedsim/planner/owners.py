@@ -6,7 +6,7 @@ that a group size K keeps costs no privacy. This module reads no text and comput
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,55 +27,10 @@ _NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class GroupSize:
-    """Kept text at one K, and the noise for the target ε and δ.
-
-    Attributes:
-        group_size: K, maximum number of kept examples per owner.
-        examples: number of kept examples.
-        part: share of all training examples.
-        sampling_probability: probability of a kept example to be drawn in a round.
-        noise_multiplier: σ.
-        noise_stddev: noise standard deviation per coordinate of the mean gradient, in the unit of
-            the clip norm.
-    """
-
-    group_size: int
-    examples: int
-    part: float
-    sampling_probability: float
-    noise_multiplier: float
-    noise_stddev: float
-
-
-@dataclass(frozen=True, eq=False)
-class OwnersPlan:
-    """Group sizes at the same ε, δ and compute, and the recommended one.
-
-    Attributes:
-        budget: B, expected gradients per round.
-        owners: number of owners with a training example.
-        sizes: K in powers of two, from the first K that keeps enough text for the budget.
-        config: config of els with the recommended K.
-        group_size: the recommended K.
-        reason: reason in one sentence.
-        statement: privacy guarantee of the recommended run.
-        notes: sources of these numbers.
-    """
-
-    budget: float
-    owners: int
-    sizes: tuple[GroupSize, ...]
-    config: Config
-    group_size: int
-    reason: str
-    statement: str
-    notes: tuple[str, ...] = (_NOTE,)
-
-
-def plan_owners(config: Config, materials: Materials, budget: float | None = None) -> OwnersPlan:
-    """Compare group sizes of els for texts with several owners.
+def plan_owners(
+    config: Config, materials: Materials, budget: float | None = None
+) -> tuple[dict[str, Any], Config]:
+    """Compare group sizes of els for texts with several owners, at the same ε, δ and compute.
 
     Recommends the median owner's number of training examples, rounded up to a power of two, like
     the median user's in Charles et al. 2024, App. H. A smaller K has less noise; a larger K keeps
@@ -85,6 +40,10 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
         config: config of a run; the plan replaces strategy, group size and batch size.
         materials: materials of the config, with an owner graph.
         budget: B; None: the config's batch size.
+
+    Returns:
+        The JSON object of the plan, with a row for each power of two K, from the first that keeps
+        enough text for the budget; and the config of els with the recommended K.
 
     Raises:
         ConfigError: the config has no ε and δ, or no K meets the budget.
@@ -102,7 +61,7 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
     check_budget(wanted)
     degrees = graph.degrees(split.train_examples)
     degrees = degrees[degrees > 0]
-    candidates: list[tuple[GroupSize, Config, RoundPlan]] = []
+    candidates: list[tuple[dict[str, Any], Config, RoundPlan]] = []
     for power in range(int(degrees.max() - 1).bit_length() + 1):
         strategy = {"name": "els", "group_size": 1 << power, "cohort_size": None, "estimator": None}
         els = changed(config, strategy=strategy)
@@ -116,31 +75,33 @@ def plan_owners(config: Config, materials: Materials, budget: float | None = Non
             "give at most that"
         )
     median = int(np.quantile(degrees, 0.5, method="inverted_cdf"))
-    chosen, els, plan = next(
-        (one for one in candidates if one[0].group_size >= median), candidates[-1]
+    row, els, plan = next(
+        (one for one in candidates if one[0]["group_size"] >= median), candidates[-1]
     )
-    return OwnersPlan(
-        budget=wanted,
-        owners=len(degrees),
-        sizes=tuple(size for size, _, _ in candidates),
-        config=els,
-        group_size=chosen.group_size,
-        reason=(
-            f"K = {chosen.group_size} keeps {chosen.part:.0%} of the text: the median owner has "
-            f"{median} examples (Charles et al. 2024, App. H); a smaller K has less noise, a "
-            "larger K keeps more text."
-        ),
-        statement=plan_terms(els, plan, els.privacy.epsilon or 0.0, drawn=False).sentence(),
+    size = row["group_size"]
+    reason = (
+        f"K = {size} keeps {row['part']:.0%} of the text: the median owner has {median} examples "
+        "(Charles et al. 2024, App. H); a smaller K has less noise, a larger K keeps more text."
     )
+    answer = {
+        "budget": wanted,
+        "owners": len(degrees),
+        "group_sizes": [one for one, _, _ in candidates],
+        "recommendation": {"strategy": "els", "group_size": size, "reason": reason},
+        "statement": plan_terms(els, plan, els.privacy.epsilon or 0.0, drawn=False).sentence(),
+        "notes": [_NOTE],
+    }
+    return answer, els
 
 
-def _group_size(config: Config, plan: RoundPlan, examples: int) -> GroupSize:
+def _group_size(config: Config, plan: RoundPlan, examples: int) -> dict[str, Any]:
+    """Return the kept text at one K, and the noise of the mean gradient, in the clip's unit."""
     norm = config.strategy.clip.l2_clip_norm or plan.clip.norm
-    return GroupSize(
-        group_size=config.strategy.group_size,
-        examples=len(plan.pool),
-        part=len(plan.pool) / examples,
-        sampling_probability=plan.sampling.probability,
-        noise_multiplier=plan.noise_multiplier,
-        noise_stddev=plan.noise_stddev * norm / plan.clip.bound,
-    )
+    return {
+        "group_size": config.strategy.group_size,
+        "examples": len(plan.pool),
+        "part": len(plan.pool) / examples,
+        "sampling_probability": plan.sampling.probability,
+        "noise_multiplier": plan.noise_multiplier,
+        "noise_stddev": plan.noise_stddev * norm / plan.clip.bound,
+    }

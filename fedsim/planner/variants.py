@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from fedsim.config import Config, parse_config
@@ -37,15 +36,9 @@ def tried(config: Config, materials: Materials) -> RoundPlan:
     Raises:
         ConfigError: the strategy refuses the config.
     """
-    with _silence():
-        return build_plan(config, materials)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
-        yield
+        return build_plan(config, materials)
     finally:
         logging.disable(before)

@@ -37,11 +37,6 @@ _STYLE: dict[Any, Any] = {  # no mathematics in texts; reproducible SVG
     "svg.fonttype": "none",
     "svg.hashsalt": "fedsim",
 }
-_BESIDE: dict[str, Any] = {
-    "textcoords": "offset points",
-    "va": "center",
-    "annotation_clip": False,
-}
 _UNDATED: dict[Form, dict[str, None]] = {
     "png": {},
     "svg": {"Date": None},
@@ -209,7 +204,8 @@ def _draw_row(axes: Axes, series: Series) -> None:
 
 def _draw_level(axes: Axes, value: float, text: str, *, upright: bool) -> None:
     """Draw a dashed line with its name: right of a vertical line, above a horizontal line's end."""
-    style: dict[str, Any] = {"color": MUTED, "fontsize": 6.5, **_BESIDE}
+    style: dict[str, Any] = {"color": MUTED, "fontsize": 6.5, "textcoords": "offset points"}
+    style |= {"va": "center", "annotation_clip": False}
     line: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3))}
     if upright:
         axes.axvline(value, **line)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedsim.language_model import LanguageModel
-from fedsim.tensors import Tensors
+from fedsim.tensors import Tensors, l2_norm
 
 _TEXTS, _LENGTH = 8, 16
 _LEAST, _MOST, _ZERO = 1e-3, 0.5, 1e-9  # nats
@@ -86,9 +86,9 @@ def start_curvature(model: LanguageModel, most_tokens: int = _LENGTH) -> StartCu
     direction: Tensors = noise
     largest = 0.0
     for _ in range(_STEPS):
-        moved = _moved(start, direction, _NUDGE / (_norm(direction) or 1.0))
+        moved = _moved(start, direction, _NUDGE / (l2_norm(direction) or 1.0))
         direction = _gradient(model, moved, texts, before.exp().float())
-        largest = _norm(direction) / _NUDGE
+        largest = l2_norm(direction) / _NUDGE
     return StartCurvature(tuple((x, float(f"{y:.2g}")) for x, y in costs), float(f"{largest:.2g}"))
 
 
@@ -122,7 +122,3 @@ def _gradient(
         name: torch.zeros_like(leaves[name]) if one is None else one
         for name, one in zip(leaves, gradients, strict=True)
     }
-
-
-def _norm(values: Tensors) -> float:
-    return math.sqrt(math.fsum(float(v.double().square().sum()) for v in values.values()))

@@ -41,23 +41,24 @@ def mails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_row_is_what_the_strategy_would_do(mails: Path) -> None:
     config = light_config(mails, strategy=ELS, privacy=PRIVACY, data={"owners_column": "readers"})
     materials = load_materials(config.seed, config.data, config.model, "cpu")
-    plan = plan_owners(config, materials)
-    sizes = [one.group_size for one in plan.sizes]
+    plan, planned = plan_owners(config, materials)
+    sizes = [one["group_size"] for one in plan["group_sizes"]]
     assert sizes == [2**n for n in range(sizes[0].bit_length() - 1, sizes[-1].bit_length())]
-    kept = [one.examples for one in plan.sizes]
+    kept = [one["examples"] for one in plan["group_sizes"]]
     assert kept == sorted(kept)
     assert kept[-1] == len(materials.split.train_examples)
-    for one in plan.sizes:
-        strategy = config.strategy.model_copy(update={"group_size": one.group_size})
+    for one in plan["group_sizes"]:
+        strategy = config.strategy.model_copy(update={"group_size": one["group_size"]})
         made = build_plan(config.model_copy(update={"strategy": strategy}), materials)
-        assert len(made.pool) == one.examples
-        assert made.noise_multiplier == one.noise_multiplier
-        assert made.sampling.probability == pytest.approx(8.0 / one.examples)
-    assert plan.config.strategy.group_size == plan.group_size
+        assert len(made.pool) == one["examples"]
+        assert made.noise_multiplier == one["noise_multiplier"]
+        assert made.sampling.probability == pytest.approx(8.0 / one["examples"])
+    size = plan["recommendation"]["group_size"]
+    assert planned.strategy.group_size == size
     graph = graph_of(materials.store)
     degrees = graph.degrees(materials.split.train_examples)
     median = np.quantile(degrees[degrees > 0], 0.5, method="inverted_cdf")
-    assert plan.group_size / 2 < median <= plan.group_size
+    assert size / 2 < median <= size
 
 
 def test_the_command_writes_a_config_that_runs(mails: Path, tmp_path: Path) -> None:

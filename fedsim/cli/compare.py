@@ -14,7 +14,6 @@ from fedsim.errors import ConfigError
 from fedsim.utils.terminal import table_console
 
 if TYPE_CHECKING:
-    from fedsim.sweep.cells import Cell
     from fedsim.sweep.jobs import Runner
 
 FAILED, BUDGET_SPENT = 1, 3
@@ -72,7 +71,7 @@ def compare_command(
         typer.Option("--epsilon", metavar="E ...", help="Short for --vary privacy.epsilon=E,..."),
     ] = None,
     budget: Annotated[
-        list[str] | None,
+        list[float] | None,
         typer.Option(
             "--budget",
             metavar="B ...",
@@ -106,79 +105,35 @@ def compare_command(
     ),
 ) -> None:
     """Compare several runs, or a grid of runs, in one table and one picture."""
-    variations = list(vary or [])
-    if epsilon:
-        variations.append(f"privacy.epsilon={','.join(epsilon)}")
-    runner = runner_of(grid, workers, address)
-    if budget or tuned or seeds is not None:
-        cells = _cells(sources, variations, overrides or [], budget or [])
-        status = _measure(cells, out, tuned or [], seeds or 1, runner)
-    else:
-        status = _sweep(sources, out, variations, overrides or [], runner)
-    typer.echo(f"Report: {out / 'comparison.html'}")
-    if status:
-        raise typer.Exit(status)
-
-
-def _sweep(
-    sources: list[Path], out: Path, variations: list[str], overrides: list[str], runner: Runner
-) -> int:
-    from fedsim.report.comparison import comparison_tables
+    from fedsim.report.grid_page import grid_tables
     from fedsim.sweep.compare import sweep
 
-    result = sweep(sources, out, vary=variations, overrides=overrides, runner=runner)
-    for table in comparison_tables(result.comparison):
+    result = sweep(
+        sources,
+        out,
+        vary=[*(vary or []), *([f"privacy.epsilon={','.join(epsilon)}"] if epsilon else [])],
+        overrides=overrides or [],
+        budgets=budget or [],
+        tuned=tuned or [],
+        seeds=seeds,
+        runner=runner_of(grid, workers, address),
+    )
+    for table in grid_tables(result).values():
         table_console().print(table.rich())
-    heads = {"budget spent": "Stopped", "halted": "Stopped", "diverged": "Diverged"}
-    for outcome in result.outcomes:
-        if outcome.ending != "finished":
-            head = heads.get(outcome.ending, "Failed")
-            typer.echo(f"{head}: {outcome.name}: {outcome.reason}", err=True)
-    endings = {outcome.ending for outcome in result.outcomes}
-    if endings & {"failed", "wrong input", "halted"}:
-        return FAILED
-    return BUDGET_SPENT if "budget spent" in endings else 0
-
-
-def _cells(
-    sources: list[Path], variations: list[str], overrides: list[str], budgets: list[str]
-) -> list[Cell]:
-    from fedsim.sweep.cells import expand, parse_variation
-    from fedsim.sweep.measure import with_budgets
-
-    for source in sources:
-        if source.is_dir():
-            raise ConfigError(
-                f"compare: {source}: --budget, --tune and --seeds need configs, not run folders"
-            )
-    varied = [parse_variation(text) for text in variations]
-    cells = [cell for source in sources for cell in expand(source, varied, overrides)]
-    return with_budgets(cells, budgets) if budgets else cells
-
-
-def _measure(cells: list[Cell], out: Path, tuned: list[str], seeds: int, runner: Runner) -> int:
-    from fedsim.report.comparison_folder import write_grid
-    from fedsim.report.differences import differences_table
-    from fedsim.report.grid_result import grid_table
-    from fedsim.sweep.cells import parse_variation
-    from fedsim.sweep.measure import measure
-    from fedsim.utils.locks import sole_writer
-
-    keys = [parse_variation(text, "--tune") for text in tuned]
-    with sole_writer(out):
-        result = measure(cells, out, keys=keys, seeds=seeds, runner=runner)
-        write_grid(result, out)
-    table_console().print(grid_table(result).rich())
-    if (pairs := differences_table(result)) is not None:
-        table_console().print(pairs.rich())
-    failures = [reason for line in result.lines for reason in line.failures]
-    stopped = [reason for line in result.lines for reason in line.stopped]
-    for what, reasons in (("Stopped", stopped), ("Failed", failures)):
-        for reason in reasons:
-            typer.echo(f"{what}: {reason}", err=True)
-    if failures or any(line.num_halted for line in result.lines):
-        return FAILED
-    return BUDGET_SPENT if stopped else 0
+    for line in result.lines:
+        diverged = line.run and line.run.report.diverged
+        for what, reasons in (
+            ("Stopped", line.stopped),
+            ("Diverged", [f"{line.name}: {diverged}"] if diverged else []),
+            ("Failed", line.failures),
+        ):
+            for reason in reasons:
+                typer.echo(f"{what}: {reason}", err=True)
+    typer.echo(f"Report: {out / 'comparison.html'}")
+    if any(line.failures or line.num_halted for line in result.lines):
+        raise typer.Exit(FAILED)
+    if any(line.stopped for line in result.lines):
+        raise typer.Exit(BUDGET_SPENT)
 
 
 def runner_of(grid: SweepGrid, workers: int | None, address: str) -> Runner:

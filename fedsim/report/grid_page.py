@@ -1,4 +1,4 @@
-"""Picture and page of a measured grid: loss over ε and over budgets, or one row per line."""
+"""Tables, picture and page of a comparison: losses over rounds, ε and budgets, or in rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from fedsim.report.attack_table import attack_panel, attack_table
 from fedsim.report.differences import differences_table
 from fedsim.report.figures import (
     Axis,
@@ -25,10 +26,11 @@ from fedsim.report.grid_result import (
     grid_table,
     line_labels,
 )
-from fedsim.report.html import render_page
+from fedsim.report.html import panels_over_rounds, render_page
 from fedsim.report.labels import BUDGET, EPSILON, label_parts
 from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
+from fedsim.report.tables import Table
 from fedsim.report.wording import epsilon_cell
 
 LOSS = "held-out loss, nats per token"
@@ -41,22 +43,33 @@ TITLES: dict[Over, tuple[str, str]] = {
 }
 
 
+def grid_tables(result: GridResult) -> dict[str, Table]:
+    """Return the table, and those of differences and attacks if any, by a file name's suffix."""
+    others = {
+        "-differences": differences_table(result),
+        "-attacks": attack_table(result.attacks),
+    }
+    return {"": grid_table(result), **{suffix: one for suffix, one in others.items() if one}}
+
+
 def render_grid(result: GridResult) -> str:
     """Return a page that opens offline."""
     return render_page(
         "grid.html.jinja",
         result=result,
         promises=promises(result),
-        table=grid_table(result),
-        differences=differences_table(result),
+        tables=grid_tables(result),
         groups=grid_panels(result),
     )
 
 
 def grid_chart(result: GridResult) -> Chart:
-    """Return the picture: panels over ε and over budgets, or one panel with a row per line."""
-    rows = [row for _, panels in grid_panels(result) for row in in_rows(panels)]
-    return Chart(rows, captions(result))
+    """Return the picture: the page's panels, except those of ε and of attackers over rounds."""
+    groups = [
+        [panel for panel in panels if panel.key not in ("epsilon", "trade-off")]
+        for _, panels in grid_panels(result)
+    ]
+    return Chart([row for panels in groups for row in in_rows(panels)], captions(result))
 
 
 def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
@@ -70,16 +83,22 @@ def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
 
 
 def grid_panels(result: GridResult) -> list[tuple[str, list[Panel]]]:
-    """Return titled panels over ε and over budgets, if these vary; else one row per line.
+    """Return titled panels: over rounds for single runs, and over ε and budgets if these vary.
 
-    Lines with no finite loss, or a loss far above the start, appear only in the table.
+    If neither ε nor budget varies, a panel has one row per line. Lines with no finite loss, or a
+    loss far above the start, appear only in the table.
     """
     groups = [
         (title, _panels(result.lines, over))
         for over, (title, _) in TITLES.items()
         if _values(result.lines, over)
     ]
-    return groups or [("Loss", [_rows(result.lines)])]
+    rows = [] if groups else [_rows(result.lines)]
+    if not result.runs:
+        return groups or [("Loss", rows)]
+    runs = [(label, run.report, run.evaluated) for label, run in result.runs.items()]
+    attacks = [attack_panel(result.attacks)] if result.attacks else []
+    return [("Plots", [*panels_over_rounds(runs), *rows, *attacks]), *groups]
 
 
 def _values(lines: Sequence[CellResult], over: Over) -> list[float]:

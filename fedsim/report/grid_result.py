@@ -1,13 +1,16 @@
-"""The result of a grid over seeds: one line per setting, with an interval over its seeds.
+"""The result of a comparison: one line per run, or per setting with an interval over its seeds.
 
-Seeds that diverged or failed are counted and shown beside the mean over the other seeds.
+Seeds that diverged or failed are counted and shown beside the mean over the other seeds. A line of
+a single run keeps its whole report.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fedsim.report.attack_report import AttackReport
+from fedsim.report.attack_table import Attacks
 from fedsim.report.intervals import Difference, Interval, interval
 from fedsim.report.labels import common_part, label_parts
 from fedsim.report.schema import (
@@ -16,21 +19,36 @@ from fedsim.report.schema import (
     Number,
     Privacy,
     Record,
+    RoundMetrics,
     RunReport,
     is_finite,
 )
 from fedsim.report.tables import UTILITY_NOTE, Table, privacy_record
-from fedsim.report.wording import NOTHING, epsilon_cell, terms_text
+from fedsim.report.wording import (
+    NOTHING,
+    TIES,
+    count_text,
+    decimal_text,
+    duration_text,
+    epsilon_cell,
+    terms_text,
+)
 
-HEADS = ("setting", "ε", "gradients per round", "chosen", "seeds", "held-out loss", "top-1")
+
+class ComparedRun(Record):
+    """A run: its report, its metrics after each evaluated round, and an attack on it."""
+
+    report: RunReport
+    evaluated: tuple[RoundMetrics, ...] = ()
+    attack: AttackReport | None = None
 
 
 class CellResult(Record):
-    """The result of one cell of a grid: one setting, over its seeds.
+    """A line of a comparison: one run, or one setting over its seeds.
 
     Attributes:
-        name: name of the setting; its runs are called `<name>,seed=<s>`.
-        source: the config file's stem.
+        name: name of the run or setting; runs of seeds are called `<name>,seed=<s>`.
+        source: the config file's stem, or the title of a finished run.
         strategy: name of the strategy.
         settings: the varied settings, label to value as typed.
         chosen: settings that tuning chose, label to value.
@@ -43,6 +61,7 @@ class CellResult(Record):
         loss: interval over the finite losses of runs with all rounds; None without such a run.
         accuracy: top-1 accuracy, likewise.
         start: held-out loss of the starting model, mean over the seeds' splits.
+        run: the run, if the line has only one and not a run per seed.
         averaged: seeds included in `loss`.
         num_halted: number of runs that their strategy ended; `stopped` has the reasons.
         num_diverged: number of runs without a finite final loss.
@@ -69,6 +88,7 @@ class CellResult(Record):
     stopped: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     seconds: NotNegative = 0.0
+    run: ComparedRun | None = None
 
     @property
     def num_averaged(self) -> int:
@@ -93,8 +113,10 @@ class CellResult(Record):
 
     @property
     def terms(self) -> str:
-        """The terms of ε; "" before a run has ended."""
-        return "" if self.privacy is None else terms_text(self.privacy)
+        """The terms of ε, and of earlier training; "" before a run has ended."""
+        if self.privacy is None:
+            return ""
+        return ". ".join([terms_text(self.privacy), *self.privacy.earlier_training])
 
 
 class Tuning(Record):
@@ -120,24 +142,41 @@ class Tuning(Record):
 
 
 class GridResult(Record):
-    """The cells' results in the order of the grid, their differences, and how they were tuned."""
+    """The lines in the given order, their differences, and how they were tuned.
+
+    `seeds` are those that each line was repeated with; () if each line is one run.
+    """
 
     lines: tuple[CellResult, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = ()
     differences: tuple[Difference, ...] = ()
     tuning: Tuning | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def runs(self) -> dict[str, ComparedRun]:
+        """The runs, by the labels of their lines; {} if lines are over seeds."""
+        labels = line_labels(self.lines)
+        return {labels[line.name]: line.run for line in self.lines if line.run is not None}
+
+    @property
+    def attacks(self) -> Attacks:
+        """Label and attack of the runs that were attacked."""
+        return [(label, run.attack) for label, run in self.runs.items() if run.attack is not None]
+
 
 def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
-    """Return a line with the results of its seeds; unchanged without reports."""
+    """Return a line with the results of its seeds; unchanged without reports.
+
+    A run that ended early is in no mean over seeds, but a line of one run shows its loss.
+    """
     if not reports:
         return line
     finals = [report.utility.final for report in reports]
     averaged = {
         seed: report.utility.final
         for seed, report in zip(line.seeds, reports, strict=True)
-        if is_finite(report.utility.final.loss) and not report.ended_early
+        if is_finite(report.utility.final.loss) and not (report.ended_early and not line.run)
     }
     good = averaged.values()
     diverged = [
@@ -170,17 +209,35 @@ def with_reports(line: CellResult, reports: Sequence[RunReport]) -> CellResult:
     )
 
 
-def cells(line: CellResult, label: str = "") -> list[str]:
-    """Return a line's cells, one per entry of `HEADS`; the label is the line's name by default."""
-    return [
-        label or line.name,
-        epsilon_cell(line.privacy),
-        NOTHING if line.budget is None else f"{line.budget:,.0f}",
-        ", ".join(f"{key} = {value}" for key, value in line.chosen.items()) or NOTHING,
-        ", ".join(seed_counts(line)),
-        _interval(line, line.loss, 1.0, 4),
-        _interval(line, line.accuracy, 100.0, 1, " %"),
-    ]
+def _loss(line: CellResult) -> str:
+    return "diverged" if line.num_diverged and not line.loss else _interval(line, line.loss, 1.0, 4)
+
+
+def _perplexity(line: CellResult) -> str:
+    if line.loss is None or line.num_averaged > 1:
+        return NOTHING
+    return decimal_text(math.exp(min(line.loss.mean, 700.0)), 2)
+
+
+COLUMNS: dict[str, Callable[[CellResult], str]] = {
+    "loss": _loss,
+    "ppl": _perplexity,
+    "top-1": lambda line: _interval(line, line.accuracy, 100.0, 1, " %"),
+    "start": lambda line: decimal_text(line.start),
+    "ε": lambda line: epsilon_cell(line.privacy),
+    "σ": lambda line: decimal_text(line.noise_multiplier),
+    "grads": lambda line: count_text(line.budget),
+    "chosen": lambda line: ", ".join(f"{key} = {value}" for key, value in line.chosen.items()),
+    "seeds": lambda line: NOTHING if line.run else ", ".join(seed_counts(line)),
+    "time": lambda line: duration_text(line.seconds) if line.losses else NOTHING,
+}
+"""The columns after a line's label. Short heads, to fit a terminal of 80 columns."""
+HEADS_NOTE = "Loss, start: after and before training. grads: expected gradients per round."
+
+
+def cells(line: CellResult) -> dict[str, str]:
+    """Return a line's cells, by the head of their column."""
+    return {head: cell(line) or NOTHING for head, cell in COLUMNS.items()}
 
 
 def seed_counts(line: CellResult) -> list[str]:
@@ -213,12 +270,14 @@ def alike(lines: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for line in lines:
         if line.terms:
-            groups.setdefault((line.source, line.terms), []).append(line)
+            source = line.source if line.settings else ""  # finished runs have only their terms
+            groups.setdefault((source, line.terms), []).append(line)
     parts, labelled = line_parts(lines), []
     for (source, group_terms), group in groups.items():
         own = [parts[line.name] for line in group]
         others = [parts[line.name] for line in lines if line.terms not in ("", group_terms)]
-        labelled.append((_label(own, others) or source, group))
+        label = _label(own, others) or source or "; ".join(map(", ".join, own))
+        labelled.append((label, group))
     return labelled
 
 
@@ -236,8 +295,7 @@ def terms(lines: Sequence[CellResult]) -> list[str]:
 
 INTERVAL_NOTE = (
     "Losses and accuracies are means over the seeds that finished all rounds, with Student's 95 % "
-    "interval; one seed has no interval. Seeded lines with equal seeds share start, split and "
-    "noise, and with the same sampler also cohorts."
+    f"interval; one seed has no interval. {TIES}"
 )
 
 
@@ -245,7 +303,13 @@ def captions(result: GridResult) -> list[str]:
     """Return the sentences to read with the table: terms, tuning, failures, notes."""
     shared = common_part([(line.source, line.settings) for line in result.lines])
     lines = [f"Every line: {shared}."] if shared else []
-    lines += [*terms(result.lines), INTERVAL_NOTE, UTILITY_NOTE]
+    lines += [*terms(result.lines), HEADS_NOTE, UTILITY_NOTE]
+    if result.seeds:
+        lines.append(INTERVAL_NOTE)
+    elif len(result.lines) > 1 and all(
+        line.privacy is not None and line.privacy.noise != "secure" for line in result.lines
+    ):
+        lines.append(TIES)
     tuning = result.tuning
     if tuning is not None:
         cost = f"{tuning.runs} runs, {tuning.gradients:,} gradients, {tuning.seconds:,.0f} s"
@@ -257,10 +321,16 @@ def captions(result: GridResult) -> list[str]:
 
 
 def grid_table(result: GridResult) -> Table:
-    """Return the table; its CSV has one column each for name, setting and chosen value."""
+    """Return the table, without empty columns; its CSV has every field, setting and choice."""
     labels = line_labels(result.lines)
-    rows = [cells(line, labels[line.name]) for line in result.lines]
-    return Table(HEADS, rows, captions(result), records=records(result))
+    rows = [(labels[line.name], cells(line)) for line in result.lines]
+    heads = [head for head in COLUMNS if any(row[head] != NOTHING for _, row in rows)]
+    return Table(
+        ("setting", *heads),
+        [[label, *(row[head] for head in heads)] for label, row in rows],
+        captions(result),
+        records=records(result),
+    )
 
 
 def records(result: GridResult) -> list[dict[str, object]]:
@@ -269,9 +339,9 @@ def records(result: GridResult) -> list[dict[str, object]]:
 
 
 def _record(line: CellResult) -> dict[str, object]:
-    kept = {"privacy", "settings", "chosen", "loss", "accuracy", "stopped", "seeds", "averaged"}
+    parts = {"privacy", "settings", "chosen", "loss", "accuracy", "stopped", "averaged", "run"}
     record: dict[str, object] = {
-        **line.model_dump(exclude=kept),
+        **line.model_dump(exclude=parts),
         **privacy_record(line.privacy),
         "terms": line.terms,
         "num_failed": len(line.failures),
@@ -293,7 +363,33 @@ def _interval(
 ) -> str:
     if value is None:
         return NOTHING
-    mean = f"{scale * value.mean:.{digits}f}"
     if line.num_averaged == 1:
-        return f"{mean}{unit}"
+        return f"{decimal_text(scale * value.mean, min(digits, 3))}{unit}"
+    mean = f"{scale * value.mean:.{digits}f}"
     return f"{mean} ± {scale * (value.high - value.mean):.{digits}f}{unit}"
+
+
+def comparison_notes(reports: Sequence[RunReport], *, of_budgets: bool = True) -> list[str]:
+    """Return warnings about differences between the runs' ε, losses and costs."""
+    promises = {
+        (terms.delta, terms.unit, terms.relation, terms.hypothetical, terms.noise)
+        for terms in (report.privacy for report in reports)
+        if terms.epsilon is not None
+    }
+    held_out = {
+        (report.data.source, report.data.held_out_examples, report.utility.final.tokens)
+        for report in reports
+    }
+    notes = []
+    if len(promises) > 1:
+        notes.append(
+            "The runs differ in δ, unit, neighbouring relation or kind of ε; their ε are not "
+            "directly comparable."
+        )
+    if len(held_out) > 1:
+        notes.append("The runs were scored on different held-out text.")
+    # Prefer expected gradients: sampling makes the actual numbers differ by chance.
+    budgets = [report.cost.expected_gradients or report.cost.gradients for report in reports]
+    if of_budgets and budgets and max(budgets) > 1.01 * min(budgets):
+        notes.append("The runs had different gradient budgets.")
+    return notes

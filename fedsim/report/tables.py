@@ -39,7 +39,6 @@ class Table:
         rows: rows of cells, one cell per column.
         notes: sentences to read with the table.
         left: indices of text columns, aligned left; other columns hold numbers.
-        dim: indices of rows in a weaker colour.
         records: the rows as values at full precision, for `csv`.
     """
 
@@ -47,7 +46,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     left: Collection[int] = (0,)
-    dim: Collection[int] = ()
     records: Sequence[Mapping[str, object]] = ()
 
     def markdown(self) -> str:
@@ -102,9 +100,9 @@ class Table:
                 overflow="fold",
                 no_wrap=number == 0 and longest <= _NAME,
             )
-        for number, row in enumerate(self.rows):
+        for row in self.rows:
             # Text, not str: a label is data, so "[red]" in it is not markup.
-            table.add_row(*map(Text, row), style="dim" if number in self.dim else None)
+            table.add_row(*map(Text, row))
         return table
 
 

@@ -1,4 +1,4 @@
-"""Run a grid of configs over seeds, with tuned settings for each line."""
+"""Run a grid of configs, over seeds and with tuned settings for each line if asked."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from fedsim.config import with_settings
 from fedsim.errors import ConfigError, about
 from fedsim.materials import materials_of
 from fedsim.planner.budget import at_budget
-from fedsim.report.comparison import DIFFERENT_BUDGETS, comparison_notes
+from fedsim.report.attack_report import load_attack
 from fedsim.report.differences import differences
-from fedsim.report.grid_result import CellResult, GridResult, with_reports
-from fedsim.report.schema import RunReport, load_report
+from fedsim.report.grid_result import (
+    CellResult,
+    ComparedRun,
+    GridResult,
+    comparison_notes,
+    with_reports,
+)
+from fedsim.report.schema import RunReport, load_metrics, load_report
 from fedsim.report.wording import TOGETHER
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import (
@@ -42,42 +48,44 @@ SIZES = (
 )
 
 
-def with_budgets(cells: Sequence[Cell], budgets: Sequence[str]) -> list[Cell]:
+def with_budgets(cells: Sequence[Cell], budgets: Sequence[float]) -> list[Cell]:
     """Return each cell at each budget of expected gradients per round; budgets vary fastest.
 
     Raises:
-        ConfigError: a budget is not a positive number, or the data cannot meet it.
+        ConfigError: a budget is not positive and finite, or the data cannot meet it.
     """
     budgeted = []
     for cell in cells:
         materials = materials_of(cell.config, device="cpu")
-        for text in budgets:
-            name = f"{cell.name},budget={text}"
+        for budget in budgets:
+            name = f"{cell.name},budget={budget:.15g}"
             with about(f"{name}: ", (ConfigError,)):
-                config = at_budget(cell.config, materials, _number(text))
-            settings, keys = (*cell.settings, ("budget", text)), (*cell.keys, *_SET_BY_BUDGET)
+                config = at_budget(cell.config, materials, budget)
+            settings = (*cell.settings, ("budget", f"{budget:.15g}"))
+            keys = (*cell.keys, *_SET_BY_BUDGET)
             budgeted.append(Cell(name, config, cell.source, settings, keys))
     return budgeted
 
 
 def measure(
-    cells: Sequence[Cell],
+    arms: Sequence[Cell | Path],
     out: Path,
     *,
     keys: Sequence[Variation] = (),
-    seeds: int = 1,
+    seeds: int | None = 1,
     runner: Runner = one_after_another,
 ) -> GridResult:
-    """Tune and repeat each cell, and return the results.
+    """Tune and repeat each cell, read each finished run, and return the results.
 
     Finished runs are not repeated, and interrupted runs are resumed. A run that fails or diverges
     appears in the result instead of raising.
 
     Args:
-        cells: cells of one or several grids, with unique names.
+        arms: cells of one or several grids, and folders of finished runs.
         out: folder of all runs, `<cell>,seed=<s>`; tuning runs are in `tuning/`.
         keys: keys to tune for each cell, with their values.
-        seeds: number of seeds, counted up from the config's seed.
+        seeds: number of seeds, counted up from the config's seed. None for one run per cell, called
+            `<cell>`, which the result then holds whole.
         runner: function that does the runs.
 
     Raises:
@@ -85,6 +93,8 @@ def measure(
             Or a folder has a run with other tuned settings, because a trial that failed before now
             has another outcome.
     """
+    cells = [arm for arm in arms if isinstance(arm, Cell)]
+    folders = [arm for arm in arms if isinstance(arm, Path)]
     _check(cells, keys, seeds)
     if keys:
         trial_jobs = [job for cell in cells for job in trials(cell, keys, out).values()]
@@ -95,44 +105,58 @@ def measure(
     repeats = [[] if choice.failure else _repeats(choice.cell, seeds, out) for choice in chosen]
     # Sort by seed, because runs of one seed share texts and model in memory.
     jobs = sorted((job for each in repeats for job in each), key=lambda job: job.config.seed)
-    check_folders(jobs, out)
+    check_folders([*folders, *jobs], out)
+    finished = [load_report(folder) for folder in folders]
     outcomes = carry_out(jobs, out, runner)
     ended = [outcome for outcome in outcomes.values() if outcome.ending != "wrong input"]
-    if jobs and not ended:
-        job = jobs[0].name
-        raise ConfigError(f"{job}: {outcomes[job].reason} (no run could begin)")
-    lines = [_line(choice, each, outcomes) for choice, each in zip(chosen, repeats, strict=True)]
+    if jobs and not ended and not folders:
+        first = jobs[0].name
+        raise ConfigError(f"{first}: {outcomes[first].reason} (no run could begin)")
+    of_cells = iter(
+        _line(choice, each, outcomes, whole=seeds is None)
+        for choice, each in zip(chosen, repeats, strict=True)
+    )
+    names = [*(cell.name for cell in cells), *(report.title for report in finished)]
+    titled = len(set(names)) == len(names)
+    of_folders = iter(
+        _finished(report.title if titled else str(folder), folder, report)
+        for folder, report in zip(folders, finished, strict=True)
+    )
+    lines = [next(of_cells if isinstance(arm, Cell) else of_folders) for arm in arms]
+    by_seed: dict[int, list[RunReport]] = {}  # of runs without a seed of their own, all together
+    for job in jobs:
+        if outcomes[job.name].has_report:
+            by_seed.setdefault(job.config.seed if seeds else 0, []).append(load_report(job.out))
+    reports = [*finished, *max(by_seed.values(), key=len, default=[])]
     return GridResult(
         lines=tuple(lines),
-        differences=differences(lines),
-        seeds=tuple(sorted({job.config.seed for job in jobs})),
+        differences=differences(lines) if seeds else (),
+        seeds=tuple(sorted({job.config.seed for job in jobs})) if seeds else (),
         tuning=tuning,
-        notes=tuple(_notes(cells, jobs, outcomes, tuned=tuning is not None)),
+        notes=tuple(_notes(cells, lines, reports, tuned=tuning is not None)),
     )
 
 
 def _notes(
-    cells: Sequence[Cell], jobs: Sequence[Job], outcomes: Mapping[str, Outcome], *, tuned: bool
+    cells: Sequence[Cell], lines: Sequence[CellResult], reports: Sequence[RunReport], *, tuned: bool
 ) -> list[str]:
-    """Return sentences to read with the lines, such as on differences between runs of a seed."""
-    by_seed: dict[int, list[RunReport]] = {}
-    for job in jobs:
-        if outcomes[job.name].has_report:
-            by_seed.setdefault(job.config.seed, []).append(load_report(job.out))
-    notes = [SIZES] if (budgeted := any("budget" in dict(cell.settings) for cell in cells)) else []
-    if len(jobs) > 1 or tuned:
+    """Return sentences to read with the lines, such as on differences between `reports`."""
+    budgeted = any("budget" in dict(cell.settings) for cell in cells)
+    notes = [SIZES] if budgeted else []
+    if sum(len(line.seeds) for line in lines) > 1 or tuned:
         notes.append(TOGETHER)
-    all_notes = comparison_notes(max(by_seed.values(), key=len, default=[]))
-    return [*notes, *(note for note in all_notes if not (budgeted and DIFFERENT_BUDGETS in note))]
+    early = [
+        f"Stopped early: {line.name} after {run.cost.rounds} of {run.cost.planned_rounds} rounds."
+        for line in lines
+        if line.run and (run := line.run.report).ended_early and not line.stopped
+    ]
+    return [*notes, *comparison_notes(reports, of_budgets=not budgeted), *early]
 
 
-def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None:
-    if not 1 <= seeds <= SEED_OFFSET:
+def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int | None) -> None:
+    if seeds is not None and not 1 <= seeds <= SEED_OFFSET:
         raise ConfigError(f"--seeds {seeds}: must be between 1 and {SEED_OFFSET}")
-    names = [cell.name for cell in cells]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"compare: two lines would be called {twice[0]!r}; rename a config")
-    if any("seed" in dict(cell.settings) for cell in cells):
+    if seeds is not None and any("seed" in dict(cell.settings) for cell in cells):
         raise ConfigError("--vary seed: give --seeds N, which repeats each line with N seeds")
     for cell in cells if keys else ():
         if not (cell.config.data.held_out_users or cell.config.data.held_out_examples):
@@ -143,7 +167,9 @@ def _check(cells: Sequence[Cell], keys: Sequence[Variation], seeds: int) -> None
     refuse_clashes(cells, keys)
 
 
-def _repeats(cell: Cell, seeds: int, out: Path) -> list[Job]:
+def _repeats(cell: Cell, seeds: int | None, out: Path) -> list[Job]:
+    if seeds is None:
+        return [Job(cell.name, cell.config, (out / cell.name).resolve())]
     jobs = []
     for seed in range(cell.config.seed, cell.config.seed + seeds):
         name = f"{cell.name},seed={seed}"
@@ -151,12 +177,15 @@ def _repeats(cell: Cell, seeds: int, out: Path) -> list[Job]:
     return jobs
 
 
-def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) -> CellResult:
+def _line(
+    choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome], *, whole: bool
+) -> CellResult:
     cell = choice.cell
     ended = [(job, outcomes[job.name]) for job in jobs]
     failures = [f"{job.name}: {end.reason}" for job, end in ended if not end.has_report]
     early = ("budget spent", "halted")
     stopped = [f"{job.name}: {end.reason}" for job, end in ended if end.ending in early]
+    reports = [load_report(job.out) for job, end in ended if end.has_report]
     bare = CellResult(
         name=cell.name,
         source=cell.source,
@@ -167,12 +196,25 @@ def _line(choice: Chosen, jobs: Sequence[Job], outcomes: Mapping[str, Outcome]) 
         stopped=tuple(stopped),
         num_halted=sum(end.ending == "halted" for _, end in ended),
         failures=tuple([f"{cell.name}: {choice.failure}"] if choice.failure else failures),
+        run=_run(jobs[0].out, reports[0]) if whole and reports else None,
     )
-    return with_reports(bare, [load_report(job.out) for job, end in ended if end.has_report])
+    return with_reports(bare, reports)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"--budget {text}: must be a number of gradients per round") from None
+def _finished(name: str, folder: Path, report: RunReport) -> CellResult:
+    """Return the line of a finished run; an early end is in its report, and no failure."""
+    bare = CellResult(
+        name=name,
+        source=name,
+        strategy=report.name,
+        settings={},
+        chosen={},
+        seeds=(0,),
+        run=_run(folder, report),
+    )
+    return with_reports(bare, [report])
+
+
+def _run(folder: Path, report: RunReport) -> ComparedRun:
+    evaluated = tuple(line for line in load_metrics(folder) if line.held_out is not None)
+    return ComparedRun(report=report, evaluated=evaluated, attack=load_attack(folder))

@@ -8,8 +8,8 @@ from typing import Any
 from fedsim.config import load_config
 from fedsim.experiments.demo import CONFIGS, findings
 from fedsim.report.attack_report import AttackReport
-from fedsim.report.comparison import compare
 from tests.helpers.commands import fedsim_json
+from tests.unit.report.grid_samples import compared
 from tests.unit.report.report_samples import non_private, report, scores
 
 CONFIG_FOLDER = Path(__file__).parents[2] / "experiments" / "configs"
@@ -37,7 +37,7 @@ def test_what_it_says_is_computed_from_both_runs(attacked: Path, tmp_path: Path)
         ("private", report(initial=start, final=scores(4.4)), ()),
         ("plain", report(initial=start, final=scores(4.0), promise=non_private()), ()),
     ]
-    gain, *attacks = findings(compare(runs, {"private": private, "plain": plain}))
+    gain, *attacks = findings(compared(*runs, attacks={"private": private, "plain": plain}))
     assert "by 1.000 nats without privacy, and by 0.600 with" in gain
     assert "ε = 8.00 keeps 60.0 % of the gain" in gain
     for name, group, line in zip(("users", "planted users"), found["groups"], attacks, strict=True):

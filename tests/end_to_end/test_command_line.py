@@ -240,7 +240,7 @@ def test_compare_runs_configs_and_reads_folders(
     )
     out = tmp_path / "both"
     done = fedsim_ok("compare", finished, els, "--out", out)
-    assert "starting point" in done.stdout
+    assert " start " in done.stdout
     assert "els: begins (1 of 1)" in done.stderr
     assert {"comparison.html", "comparison.png", "comparison.csv", "els"} <= {
         path.name for path in out.iterdir()

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import compare, render_comparison
 from fedsim.report.grid_page import render_grid
 from fedsim.report.html import render_run
 from tests.helpers.browser import Browser, find_browser, open_browser
 from tests.helpers.screenshots import take
-from tests.unit.report.grid_samples import grid
+from tests.unit.report.grid_samples import compared, grid
 from tests.unit.report.report_samples import metrics, non_private, report
 
 needs_browser = pytest.mark.skipif(
@@ -23,8 +22,8 @@ needs_browser = pytest.mark.skipif(
 
 PAGES: dict[str, Callable[[], str]] = {
     "run": lambda: render_run(report(), metrics()),
-    "comparison": lambda: render_comparison(
-        compare([("uls", report(), metrics()), ("plain", report(promise=non_private()), ())])
+    "comparison": lambda: render_grid(
+        compared(("uls", report(), metrics()), ("plain", report(promise=non_private()), ()))
     ),
     "grid": lambda: render_grid(grid()),
 }

@@ -21,7 +21,7 @@ from fedsim.planner.variants import changed
 from fedsim.registry import names
 from fedsim.report.comparison_folder import write_grid
 from fedsim.report.differences import differences_table
-from fedsim.report.grid_result import HEADS, GridResult, captions, grid_table, records
+from fedsim.report.grid_result import GridResult, captions, grid_table, records
 from fedsim.sweep.cells import Cell, Variation
 from fedsim.sweep.jobs import Runner, one_after_another
 from fedsim.sweep.measure import measure
@@ -100,6 +100,7 @@ class Trained:
         )
         write_atomically(out / MEASUREMENT, f"{measurement.model_dump_json(indent=2)}\n")
         tuning, pairs = measurement.tuning, differences_table(measurement)
+        table = grid_table(measurement)
         settings = [
             *self.settings,
             *captions(measurement),
@@ -109,7 +110,7 @@ class Trained:
         ]
         return Result(
             settings=settings,
-            table=Table(HEADS, grid_table(measurement).rows),
+            table=Table(table.heads, table.rows),
             records=records(measurement),
             figure=self.draw(measurement),
             notes=self.notes(measurement),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.cli.compare import _measure
 from fedsim.report.drawing import FORMS
 from fedsim.report.grid_result import GridResult, line_labels
 from fedsim.report.schema import load_report
@@ -179,7 +178,6 @@ def test_a_run_that_its_strategy_halted_is_said(configs: Path, tmp_path: Path) -
     (line,) = measure(cells, tmp_path / "one", runner=halting).lines
     assert line.stopped == ("uls,seed=0: round 1: not concentrated",)
     assert line.num_halted == 1
-    assert _measure(cells, tmp_path / "two", [], 1, halting) == 1
 
 
 def test_a_config_that_no_run_can_begin_is_wrong_input(configs: Path, tmp_path: Path) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fedsim.report.attack_report import AttackReport
 from fedsim.report.differences import differences
-from fedsim.report.grid_result import CellResult, GridResult, Tuning
+from fedsim.report.grid_result import (
+    CellResult,
+    ComparedRun,
+    GridResult,
+    Tuning,
+    comparison_notes,
+    with_reports,
+)
 from fedsim.report.intervals import interval
+from fedsim.report.schema import RoundMetrics, RunReport
 from tests.unit.report.report_samples import non_private, privacy
 
 EPSILONS, BUDGETS = ("1", "4", "16"), ("32", "128")
@@ -52,6 +61,32 @@ def line(
             "seconds": 12.5,
         }
     )
+
+
+def compared(
+    *runs: tuple[str, RunReport, Sequence[RoundMetrics]],
+    attacks: Mapping[str, AttackReport] | None = None,
+) -> GridResult:
+    """Return the comparison of single runs, each with its label and metrics."""
+    lines = []
+    for label, report, metrics in runs:
+        run = ComparedRun(
+            report=report,
+            evaluated=tuple(line for line in metrics if line.held_out),
+            attack=(attacks or {}).get(label),
+        )
+        bare = CellResult(
+            name=label,
+            source=label,
+            strategy=report.name,
+            settings={},
+            chosen={},
+            seeds=(0,),
+            run=run,
+        )
+        lines.append(with_reports(bare, [report]))
+    notes = comparison_notes([report for _, report, _ in runs])
+    return GridResult(lines=tuple(lines), notes=tuple(notes))
 
 
 def grid() -> GridResult:

@@ -10,12 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from fedsim.report.comparison import compare, comparison_chart
 from fedsim.report.drawing import FORMS, draw, page_svg, pictures
 from fedsim.report.figures import Axis, Chart, Level, Panel, Point, Series, curve, in_rows
 from fedsim.report.grid_page import grid_chart
 from fedsim.report.style import shorten
-from tests.unit.report.grid_samples import grid
+from tests.unit.report.grid_samples import compared, grid
 from tests.unit.report.report_samples import metrics, report
 
 NAME = "_$\\frac{x <b> &amp; σ"
@@ -74,7 +73,7 @@ def test_a_page_figure_takes_the_pages_colours_and_needs_nothing_else() -> None:
 
 def test_pictures_grow_with_their_panels_and_survive_any_name() -> None:
     charts = {
-        "run": comparison_chart(compare([(NAME, report(), metrics())])),
+        "run": grid_chart(compared((NAME, report(), metrics()))),
         "grid": grid_chart(grid()),
     }
     sizes = {name: Image.open(io.BytesIO(draw(chart))).size for name, chart in charts.items()}

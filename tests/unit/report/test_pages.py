@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.report.comparison import compare, render_comparison
 from fedsim.report.differences import differences
 from fedsim.report.drawing import MOST
 from fedsim.report.grid_page import render_grid
 from fedsim.report.grid_result import CellResult
 from fedsim.report.html import render_run, write_reports
 from fedsim.report.schema import RunReport, Utility
-from tests.unit.report.grid_samples import grid, line
+from tests.unit.report.grid_samples import compared, grid, line
 from tests.unit.report.report_samples import (
     metrics,
     non_private,
@@ -42,7 +41,7 @@ def hostile() -> RunReport:
 def both(label: str, run: RunReport) -> str:
     plain = report("plain", "non-private", non_private())
     arms = [(label, run, metrics()), ("plain", plain, metrics(private=False))]
-    return render_comparison(compare(arms))
+    return render_grid(compared(*arms))
 
 
 def lines(*of: CellResult) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -81,14 +80,7 @@ def config(installed: Path, speeches: Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="module")
 def finished(installed: Path, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "theirs"
-    paths = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedsim.cli.main", "run", config, "--out", run],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = with_package(installed, "run", config, "--out", run)
     assert done.returncode == 0, done.stderr
     assert fedsim.load_report(run).privacy.statement in done.stdout
     return run

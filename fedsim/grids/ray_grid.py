@@ -26,7 +26,7 @@ from fedsim.grids.ray_worker import Envelope, Worker
 _LARGE = 65_536  # array records of at least this size go through the object store
 _LOOKAHEAD = 4  # shards per worker that may be ahead of the shard to be added next
 _ATTEMPTS = 5  # of a shard, if its workers die
-_REST = 0.5  # seconds between two checks of a worker that died
+_POLL = 0.5  # seconds between two checks of the time without any worker
 _PATIENCE = 60.0  # seconds without any worker before the round fails
 _START = 12.0  # seconds to wait for free resources in a full cluster
 _SLOW_START = 120.0  # seconds for processes to start if resources are free
@@ -154,18 +154,10 @@ class RayGrid(OneRunGrid):
         Raises:
             RuntimeError: some do not answer for a minute.
         """
-        end = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                pings = [worker.ready.remote() for worker in self._workers]
-                self._ray.get(pings, timeout=max(_REST, end - time.monotonic()))
-                return
-            except self._ray.exceptions.RayError:
-                if time.monotonic() > end:
-                    raise RuntimeError(
-                        f"workers died, and not all came back within {_PATIENCE:g} s"
-                    ) from None
-                time.sleep(_REST)
+        pings = [_ping(worker) for worker in self._workers]
+        _, missing = self._ray.wait(pings, num_returns=len(pings), timeout=_PATIENCE)
+        if missing:
+            raise RuntimeError(f"workers died, and not all came back within {_PATIENCE:g} s")
 
     def _start_workers(self, app_name: str, share: Share) -> None:
         actor = self._ray.remote(
@@ -198,10 +190,7 @@ class _Dispatch:
         self._free = deque(workers)
         self._lost: deque[_Job] = deque()
         self._busy: dict[Any, tuple[_Job, Any]] = {}  # keyed by the reference of the reply
-        self._pings: dict[Any, Any] = {}  # workers that died, keyed by the reference of a check
-        self._resting: list[
-            tuple[float, Any]
-        ] = []  # workers that failed the check, and the time of the next check
+        self._pings: dict[Any, Any] = {}  # workers that died, keyed by the reference of a ping
         self._alive = time.monotonic()  # when a worker was last busy or free
         self._done: dict[int, Message] = {}
         self._stored: dict[int, tuple[ArrayRecord, Any]] = {}  # keyed by identity, and kept alive
@@ -215,7 +204,7 @@ class _Dispatch:
             if self._next in self._done:
                 self._next += 1
                 yield self._done.pop(self._next - 1)
-            elif self._busy or self._pings or self._resting:
+            elif self._busy or self._pings:
                 self._wait()
             elif self._exhausted and not self._lost:
                 return
@@ -260,23 +249,16 @@ class _Dispatch:
     def _wait(self) -> None:
         """Wait for the next event of the workers: a reply, an error, a death or a restart."""
         now = time.monotonic()
-        due = [worker for when, worker in self._resting if when <= now]
-        self._resting = [(when, worker) for when, worker in self._resting if when > now]
-        self._pings.update((worker.ready.remote(), worker) for worker in due)
         if self._busy or self._free:
             self._alive = now
         elif now - self._alive > _PATIENCE:
             raise RuntimeError(f"all workers died, and none came back within {_PATIENCE:g} s")
-        waiting = [*self._busy, *self._pings]
-        if not waiting:
-            time.sleep(_REST)
-            return
-        ready, _ = self._ray.wait(waiting, num_returns=1, timeout=_REST)
+        ready, _ = self._ray.wait([*self._busy, *self._pings], num_returns=1, timeout=_POLL)
         for reference in ready:
             if reference in self._busy:
                 self._take_reply(reference)
             else:
-                self._take_ping(reference)
+                self._free.append(self._pings.pop(reference))
 
     def _take_reply(self, reference: Any) -> None:  # noqa: ANN401  (ray's references are untyped)
         job, worker = self._busy.pop(reference)
@@ -289,24 +271,21 @@ class _Dispatch:
             self._fail(job, _COLOURS.sub("", str(error)))
             self._free.append(worker)
         except errors.RayError as error:
-            self._pings[worker.ready.remote()] = worker
+            self._pings[_ping(worker)] = worker
             job.attempts += 1
             if job.attempts < _ATTEMPTS:
                 self._lost.append(job)
             else:
                 self._fail(job, f"{job.attempts} workers died while computing it: {error}")
 
-    def _take_ping(self, reference: Any) -> None:  # noqa: ANN401
-        worker = self._pings.pop(reference)
-        try:
-            self._ray.get(reference)
-            self._free.append(worker)
-        except self._ray.exceptions.RayError:  # not yet
-            self._resting.append((time.monotonic() + _REST, worker))
-
     def _fail(self, job: _Job, reason: str) -> None:
         error = Error(code=_FAILED, reason=f"shard {job.number}: {reason}")
         self._done[job.number] = Message(error, reply_to=job.message)
+
+
+def _ping(worker: Any) -> Any:  # noqa: ANN401  (ray's handles and references are untyped)
+    """Return the reference of an answer, which waits for a worker that restarts."""
+    return worker.ready.options(max_task_retries=-1).remote()
 
 
 def _num_bytes(record: ArrayRecord) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -18,6 +17,7 @@ from fedsim.accounting.ledger import Ledger
 from fedsim.accounting.statement import PrivacyTerms
 from fedsim.errors import BudgetSpentError, about
 from fedsim.estimators import FixedDenominator
+from fedsim.grids.executor import wait_for_nodes
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.round import run_round
 from fedsim.sampling import PoissonSampling
@@ -204,7 +204,7 @@ class DPFedAvg(strategy.Strategy):
         state, plan = self._state, self._plan
         self._check_budget(1)  # before any client trains
         self._state = dataclasses.replace(state, parameters=parameters_of(arrays, plan.clip))
-        self._nodes = _connected(grid)
+        self._nodes = wait_for_nodes(grid, patience=math.inf)  # as FedAvg does
         self._plan = dataclasses.replace(plan, pool=np.arange(len(self._nodes)))
         cohort = self._plan.cohort(state.round)
         log.info("round %d: drew %d of %d nodes", server_round, len(cohort), len(self._nodes))
@@ -241,11 +241,3 @@ class DPFedAvg(strategy.Strategy):
     ) -> MetricRecord | None:
         """Average the metrics as FedAvg does; the guarantee does not cover them."""
         return self._evaluation.aggregate_evaluate(server_round, replies)
-
-
-def _connected(grid: Grid) -> list[int]:
-    """Return the connected nodes, ascending; wait for the first, as FedAvg does."""
-    while not (nodes := sorted(grid.get_node_ids())):
-        log.info("waiting for a node to connect")
-        time.sleep(1.0)
-    return nodes

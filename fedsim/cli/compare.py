@@ -10,6 +10,7 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from fedsim.cli.output import Overrides
 from fedsim.errors import ConfigError
 from fedsim.utils.terminal import table_console
 
@@ -91,12 +92,7 @@ def compare_command(
         int | None,
         typer.Option(min=1, help="Number of seeds per line, for 95 % intervals."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY.PATH=VALUE", help="Override a key in all configs; repeatable."
-        ),
-    ] = None,
+    overrides: Overrides = None,
     grid: GridOption = "in-process",
     workers: Workers = None,
     address: Address = "",

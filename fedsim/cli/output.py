@@ -11,7 +11,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY.PATH=VALUE", help="Override one key of the config; repeatable."
+        "--set", metavar="KEY.PATH=VALUE", help="Override one key of each config; repeatable."
     ),
 ]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's config, a TOML file.")]

@@ -18,17 +18,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data.building.build import build_store
-from fedsim.data.building.tokenise import BatchTokeniser, Cutting
+from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.config import CanaryConfig
 from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, TokenStore
-from fedsim.data.store.manifest import USERS, LossOn
+from fedsim.data.store.manifest import USERS
 from fedsim.errors import ConfigError
 from fedsim.seeding import base, hashes, stream
 from fedsim.utils import files as paths
@@ -118,8 +117,8 @@ class StoredRecords:
             self.encode,
             vocabulary_size,
             manifest["sequence_length"],
-            cast(Cutting, manifest["cutting"]),
-            cast(LossOn, manifest["loss_on"]),
+            manifest["cutting"],
+            manifest["loss_on"],
             whole=True,
         )
         source, fingerprint = f"{manifest['source']} with {what}", manifest["tokenizer_fingerprint"]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from fedsim.data.preparation.prepare import AnyStep, check_owners
 from fedsim.data.sources.names import SPEAKER
-from fedsim.data.store.manifest import LossOn
+from fedsim.data.store.manifest import Cutting, LossOn
 from fedsim.errors import about, nearest
 from fedsim.utils.section import MOST, Fraction, Section
 
@@ -130,7 +130,7 @@ class DataConfig(Section):
     prompts, "all" for texts."""
     sequence_length: Annotated[int, Field(ge=2)] = 64
     """Maximum number of tokens of an example."""
-    cutting: Literal["split", "truncate", "join"] = "split"
+    cutting: Cutting = "split"
     """Long texts: "split" into several examples or "truncate"; or first "join" a user's texts."""
     held_out_examples: Fraction = 0.1
     """Share of each user's examples for evaluation; they are never trained on."""

@@ -19,7 +19,7 @@ from fedsim.data.building.buckets import Buckets
 from fedsim.data.building.tokenise import BatchTokeniser
 from fedsim.data.building.write import write_examples, write_owners
 from fedsim.data.sources.records import Record
-from fedsim.data.store import TokenStore, integrity
+from fedsim.data.store import TokenStore
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.manifest import Manifest
 from fedsim.errors import ConfigError
@@ -88,7 +88,7 @@ def build_store(
             dropped=dropped,
             dtype=tokeniser.dtype,
             source=source,
-            files={path.name: integrity.facts(path) for path in sorted(folder.iterdir())},
+            files={path.name: layout.file_facts(path) for path in sorted(folder.iterdir())},
             sha256="",
         )
         if owners is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ import numpy.typing as npt
 from fedsim.data.sources.conversations import RefusedError
 from fedsim.data.sources.records import Record
 from fedsim.data.store import Indices, ranks, runs
-from fedsim.data.store.manifest import LossOn, disk_dtype, narrowest
+from fedsim.data.store.manifest import Cutting, LossOn, disk_dtype, narrowest
 from fedsim.errors import ConfigError
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int] | npt.NDArray[Any]]]
-Cutting = Literal["split", "truncate", "join"]
 Ids = npt.NDArray[np.integer[Any]]
 
 SHORT_TEXT = "fewer than 2 tokens"

@@ -1,4 +1,8 @@
-"""The manifest of a token store: schema, reading, writing, and the error of a damaged store."""
+"""The manifest of a token store: schema, reading, writing, and checks that files are unchanged.
+
+Opening a store compares sizes. `fedsim data inspect STORE --verify` compares every byte, and so
+detects disk errors.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ from typing import Any, Literal, NotRequired, TypedDict
 import numpy as np
 
 from fedsim.errors import ConfigError
+from fedsim.utils.files import file_digest
 from fedsim.utils.json_text import digest, read_json
 
 FORMAT_VERSION = 4
 CO_OWNED_VERSION = 6  # for sources with owners: an older fedsim must not open such stores
 
 LossOn = Literal["all", "assistant", "completion"]
+Cutting = Literal["split", "truncate", "join"]
 MANIFEST = "manifest.json"
 TOKENS = "tokens.bin"
 EXAMPLE_OFFSETS = "example_offsets.npy"
@@ -76,8 +82,8 @@ class Manifest(TypedDict):
     tokens: int
     tokenizer_fingerprint: str
     sequence_length: int
-    cutting: str
-    loss_on: str
+    cutting: Cutting
+    loss_on: LossOn
     dropped: dict[str, int]
     dtype: str
     source: str
@@ -150,3 +156,23 @@ def read_manifest(folder: Path) -> Manifest:
 def damaged(folder: Path, what: str) -> ConfigError:
     """Return the error for a damaged store."""
     return ConfigError(f"store {str(folder)!r}: damaged ({what}); build it again")
+
+
+def file_facts(path: Path) -> FileFacts:
+    """Return the size and checksum of a file."""
+    return FileFacts(bytes=path.stat().st_size, sha256=file_digest(path))
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Raise `ConfigError` if a file is missing or has another size than in the manifest."""
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != expected["bytes"]:
+            raise damaged(folder, f"{name} is missing or was cut short")
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Raise `ConfigError` if the checksum of a file differs from the manifest."""
+    for name, expected in manifest["files"].items():
+        if file_facts(folder / name) != expected:
+            raise damaged(folder, f"{name} has changed since it was written")

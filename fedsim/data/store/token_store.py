@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data.store import integrity
 from fedsim.data.store import manifest as layout
 from fedsim.data.store.keys import AT_ONCE
 from fedsim.data.store.manifest import Manifest, damaged, read_manifest
@@ -72,7 +71,7 @@ class TokenStore:
         """
         folder = Path(path).expanduser().resolve()
         manifest = read_manifest(folder)
-        integrity.check_sizes(folder, manifest)
+        layout.check_sizes(folder, manifest)
         try:
             return cls(folder, manifest)
         except (OSError, ValueError, TypeError) as error:
@@ -84,7 +83,7 @@ class TokenStore:
         Raises:
             ConfigError: a file changed; the message names it.
         """
-        integrity.verify(self.path, self.manifest)
+        layout.verify(self.path, self.manifest)
 
     def __reduce__(self) -> tuple[object, tuple[Path]]:
         return TokenStore.open, (self.path,)

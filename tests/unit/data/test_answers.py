@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.config import ModelConfig
-from fedsim.data.building.tokenise import REFUSED, UNCOUNTED, BatchTokeniser, Cutting
+from fedsim.data.building.tokenise import REFUSED, UNCOUNTED, BatchTokeniser
 from fedsim.data.config import DataConfig
 from fedsim.data.inspection import inspect_store
 from fedsim.data.reading import build as build_from
 from fedsim.data.reading import encoder, open_or_build, records
 from fedsim.data.sources.records import NULL_TEXT, Record
 from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import Cutting
 from fedsim.errors import ConfigError
 from fedsim.language_model import LanguageModel
 from fedsim.materials import load_model

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.data.store import TokenStore, integrity
-from fedsim.data.store.manifest import FILES, MANIFEST, fingerprint
+from fedsim.data.store import TokenStore
+from fedsim.data.store.manifest import FILES, MANIFEST, file_facts, fingerprint
 from fedsim.errors import ConfigError
 from tests.unit.data.data_samples import build
 
@@ -78,7 +78,7 @@ def test_a_file_with_a_fitting_checksum_that_is_no_array(store: TokenStore) -> N
     path = store.path / "user_offsets.npy"
     path.write_bytes(b"\x93NUMPY")
     content = json.loads((store.path / MANIFEST).read_text())
-    content["files"][path.name] = integrity.facts(path)
+    content["files"][path.name] = file_facts(path)
     content["sha256"] = fingerprint(content)
     (store.path / MANIFEST).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"damaged \(user_offsets\.npy"):

@@ -26,11 +26,10 @@ def attack_chart(report: AttackReport) -> Chart:
 
 def attack_panels(report: AttackReport) -> list[Panel]:
     """Return panels: both ROCs, AUROC over samples and, with checkpoints, over rounds."""
-    caption = "" if report.bound.auroc is None else "Dashed: the guarantee's bound."
     panels = [
-        _roc(report, "roc", "ROC", caption, 0.0),
-        _roc(report, "log-roc", "ROC, logarithmic", caption, LEAST_RATE),
-        _sweep(report, caption),
+        _roc(report, "roc", "ROC", 0.0),
+        _roc(report, "log-roc", "ROC, logarithmic", LEAST_RATE),
+        _sweep(report),
     ]
     states = report.checkpoints
     if len(states) > 1:
@@ -42,13 +41,13 @@ def attack_panels(report: AttackReport) -> list[Panel]:
         gap = "The wider the gap, the more the model overfits to its users."
         title = "Loss on text outside the training data"
         panels += [
-            Panel("rounds", "AUROC over the rounds", caption, [auroc], y=Axis("AUROC")),
+            Panel("rounds", "AUROC over the rounds", "", [auroc], y=Axis("AUROC")),
             Panel("losses", title, gap, losses, y=Axis("nats per token")),
         ]
     return panels
 
 
-def _roc(report: AttackReport, key: str, title: str, caption: str, least: float) -> Panel:
+def _roc(report: AttackReport, key: str, title: str, least: float) -> Panel:
     """Return a panel of ROCs, with logarithmic axes if `least` is above zero.
 
     It shows all statistics of a single group, or the mean of several groups.
@@ -72,10 +71,10 @@ def _roc(report: AttackReport, key: str, title: str, caption: str, least: float)
         series.append(curve("the guarantee's bound", bound.roc, dash="--", width=1.0))
     x = Axis("false positive rate", log, (least, 1.0))
     y = Axis("true positive rate", log, (least, 1.05 if log else 1.01))
-    return Panel(key, title, caption, series, x, y)
+    return Panel(key, title, "", series, x, y)
 
 
-def _sweep(report: AttackReport, caption: str) -> Panel:
+def _sweep(report: AttackReport) -> Panel:
     series = []
     for index, group in enumerate(report.groups):
         rows = [row for row in group.measured if row.statistic == "mean"]
@@ -83,4 +82,4 @@ def _sweep(report: AttackReport, caption: str) -> Panel:
         series.append(Series(f"mean of {group.name}", points, colour(index), marks=True))
     counts = sorted({point.at for one in series for point in one.points})
     x = Axis("samples per user that the attacker has", log=True, ticks=counts)
-    return Panel("samples", "AUROC and samples per user", caption, series, x, Axis("AUROC"))
+    return Panel("samples", "AUROC and samples per user", "", series, x, Axis("AUROC"))

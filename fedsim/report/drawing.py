@@ -222,6 +222,7 @@ def _scale(axes: Axes, scale: Axis, *, across: bool, whole: bool = False) -> Non
     if scale.log:
         (axes.set_xscale if across else axes.set_yscale)("log")
         axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: f"{value:g}")  # matplotlib's is mathematics
     elif not scale.ticks:
         axis.set_major_locator(MaxNLocator(nbins=6, integer=whole, steps=[1, 2, 2.5, 5, 10]))
     if scale.ticks:

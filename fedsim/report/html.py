@@ -79,8 +79,8 @@ def run_panels(report: RunReport, metrics: Sequence[RoundMetrics]) -> list[Panel
             "Cohort size",
             "Units drawn per round, and the number of units that the clip shrank.",
             [
-                curve("drawn", drawn, colour(0), width=0.9),
-                curve("clipped", clipped, colour(1), ":", width=0.9),
+                curve("drawn", drawn, colour(0), marked=False),
+                curve("clipped", clipped, colour(1), "--", width=1.0),
             ],
             y=Axis("units", from_zero=True),
         ),

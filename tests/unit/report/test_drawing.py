@@ -59,6 +59,8 @@ def test_logarithmic_axes_rows_and_levels() -> None:
         page_svg(panel(*points[:1], Point(1, 9.0), rows=[NAME]))
     )
     assert low < high and top == bottom
+    plain = page_svg(panel(*points, x=Axis(log=True), y=Axis(log=True)))
+    assert ">100</text>" in plain and "$" not in plain
 
 
 def test_a_page_figure_takes_the_pages_colours_and_needs_nothing_else() -> None:

@@ -21,13 +21,19 @@ from typing import Any, NoReturn
 
 import torch
 
-_IMPORTED = (
+_IMPORTED = (  # with what a run imports only when it needs it
     "fedsim.cli.main",
     "fedsim.runner.launch",
     "fedsim.report.drawing",
     "fedsim.clients.app",
+    "fedsim.clients.engine_choice",
+    "fedsim.clients.engines.per_example.materialised",
+    "fedsim.clients.models.loading",
     "fedsim.clients.models.tiny_gpt",
+    "fedsim.clients.tasks.fedsgd",
+    "fedsim.evaluation.score_cache",
     "fedsim.strategies.uls",
+    "matplotlib.backends.backend_svg",
     "tests.helpers.processes",
 )
 _CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}

@@ -18,6 +18,7 @@ from fedsim.accounting import accountants
 from fedsim.accounting.accountants import choose
 from fedsim.accounting.events import RoundCost
 from fedsim.errors import ConfigError
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling
 from fedsim.registry import names
 from fedsim.sampling import (
     BalancedSampling,
@@ -29,7 +30,6 @@ from fedsim.sampling import (
     ShuffledSampling,
     TruncatedPoissonSampling,
 )
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling
 
 # Several tests ask the same.
 epsilon, delta = functools.cache(accountants.epsilon), functools.cache(accountants.delta)

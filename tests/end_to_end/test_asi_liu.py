@@ -139,6 +139,6 @@ def test_what_is_not_proved_is_refused_in_one_sentence(
 def test_gradients_that_do_not_fit_are_refused(
     speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.strategies.asi_liu.asi_liu.MOST_BYTES", 1_000)
+    monkeypatch.setattr("fedsim.experiments.studies.chua_2024.asi_liu.asi_liu.MOST_BYTES", 1_000)
     complaint = run(speeches, tmp_path / "run").complaint
     assert "holds the gradients of all 24 users at once" in complaint

@@ -20,21 +20,21 @@ from fedsim.clipping import Clip, FlatClip
 from fedsim.errors import ConfigError, HaltedError
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Keys
-from fedsim.plan import RoundPlan, TaskSpec
-from fedsim.round import run_round
-from fedsim.sampling import Relation
-from fedsim.seeding import stream
-from fedsim.server_optimizer import ServerOptimizer
-from fedsim.state import ServerState
-from fedsim.strategies.asi_liu.accountant import failure_probability
-from fedsim.strategies.asi_liu.filter import (
+from fedsim.experiments.studies.chua_2024.asi_liu.accountant import failure_probability
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import (
     Filtered,
     FilteredMean,
     concentration_score,
     distances,
     filter_weights,
 )
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling, halting_test
+from fedsim.plan import RoundPlan, TaskSpec
+from fedsim.round import run_round
+from fedsim.sampling import Relation
+from fedsim.seeding import stream
+from fedsim.server_optimizer import ServerOptimizer
+from fedsim.state import ServerState
 from fedsim.tensors import Tensors, scale
 
 N, RADIUS = 600, 1.0

@@ -23,6 +23,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.accounting.calibration import calibrate_noise_multiplier
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import FilteredMean
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling
 from fedsim.experiments.studies.chua_2024.concentration_of_users import Measured, measure
 from fedsim.experiments.studies.common.output import (
     Result,
@@ -35,8 +37,6 @@ from fedsim.experiments.studies.common.output import (
 )
 from fedsim.report.style import colour
 from fedsim.sampling import PoissonSampling
-from fedsim.strategies.asi_liu.filter import FilteredMean
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling
 
 NUM_USERS = 18_195  # senders of Enron: 240,173 records, 13.2 a sender (Table 1)
 DELTA, PRINTED = 1e-5, 0.1

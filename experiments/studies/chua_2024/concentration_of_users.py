@@ -12,9 +12,9 @@ import torch
 from fedsim.clients.tasks.fedsgd import AveragedGradient
 from fedsim.clipping import FlatClip
 from fedsim.config import parse_config
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import Matrix, distances
 from fedsim.materials import load_materials
 from fedsim.seeding import stream
-from fedsim.strategies.asi_liu.filter import Matrix, distances
 from fedsim.tensors import l2_norm
 
 SCORE = 0.8  # threshold of Algorithm 3, as a share of the number of users

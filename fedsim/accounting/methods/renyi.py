@@ -1,21 +1,17 @@
-"""Rényi accountants: dp_accounting's RDP, and the moments accountant."""
+"""The Rényi accountant: dp_accounting's RDP."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 from dataclasses import dataclass
 
 import dp_accounting
 import numpy as np
-import numpy.typing as npt
 
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.sampling import Relation
-
-_MOMENTS_ORDERS = range(2, 34)
 
 # Hide dp_accounting's log line for each order that it leaves out: the bound holds without it.
 logging.getLogger("absl").addFilter(
@@ -46,60 +42,16 @@ class RdpAccountant(Accountant):
 
     def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
         """Return ε at δ."""
-        return float(_composed(tuple(costs), relation).get_epsilon(delta))
+        return float(rdp_of(tuple(costs), relation).get_epsilon(delta))
 
     def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
         """Return δ as a function of ε."""
-        composed = _composed(tuple(costs), relation)
+        composed = rdp_of(tuple(costs), relation)
         return lambda epsilons: np.array([composed.get_delta(one) for one in epsilons.tolist()])
 
     def renyi(self, cost: RoundCost, relation: Relation, order: float) -> tuple[float, float]:
         """Return dp_accounting's bound on the Rényi divergence of one round; inf if it has none."""
-        return float(_composed(((cost, 1),), relation, (order,)).rdp[0]), 0.0
-
-
-@dataclass(frozen=True)
-class MomentsAccountant(Accountant):
-    """The accountant of McMahan et al. 2018: integer orders 2 to 33 and the first conversion.
-
-    ε = min over α of RDP(α) + log(1/δ) / (α - 1) (Abadi et al. 2016, Theorem 2). It is valid, but
-    looser than all later accountants; use it for comparison with published tables.
-    """
-
-    def refusal(self, cost: RoundCost, relation: Relation) -> str | None:
-        """Return why this accountant cannot prove anything about a round, or None."""
-        if cost.units_per_user > 1:
-            return f"cannot account {cost.units_per_user} units per user; use 'mixture'"
-        if cost.sampling.kind not in ("poisson", "shuffled"):
-            return f"accounts Poisson sampling only, not {cost.sampling.kind!r}"
-        if relation is Relation.REPLACE:
-            return (
-                "proves Poisson sampling only under add-or-remove-one and zero-out-one; use 'pld'"
-            )
-        return None
-
-    def epsilon(self, costs: Composition, delta: float, relation: Relation) -> float:
-        """Return ε at δ."""
-        orders, divergences = self._divergences(costs, relation)
-        return float(np.min(divergences + math.log(1.0 / delta) / (orders - 1.0)))
-
-    def profile(self, costs: Composition, delta: float, relation: Relation) -> Profile:
-        """Return δ as a function of ε."""
-        orders, divergences = self._divergences(costs, relation)
-
-        def at(epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            logs = ((orders - 1.0) * (divergences - epsilons[:, None])).min(axis=1)
-            deltas: npt.NDArray[np.float64] = np.exp(np.minimum(logs, 0.0))
-            return deltas
-
-        return at
-
-    @staticmethod
-    def _divergences(
-        costs: Composition, relation: Relation
-    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray]:
-        accountant = _composed(tuple(costs), relation, tuple(_MOMENTS_ORDERS))
-        return accountant.orders.astype(np.float64), accountant.rdp
+        return float(rdp_of(((cost, 1),), relation, (order,)).rdp[0]), 0.0
 
 
 def _supported(cost: RoundCost, relation: Relation) -> bool:
@@ -110,11 +62,12 @@ def _supported(cost: RoundCost, relation: Relation) -> bool:
 
 
 @functools.lru_cache(maxsize=32)  # several δ need the same one; each has a few hundred numbers
-def _composed(
+def rdp_of(
     costs: tuple[tuple[RoundCost, int], ...],
     relation: Relation,
     orders: tuple[float, ...] | None = None,
 ) -> dp_accounting.rdp.RdpAccountant:
+    """Return dp_accounting's accountant of these rounds; None for its own orders."""
     accountant = dp_accounting.rdp.RdpAccountant(orders, relation.of_dp_accounting)
     for cost, rounds in costs:
         accountant.compose(cost.composed(rounds))

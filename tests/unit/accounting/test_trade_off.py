@@ -23,8 +23,8 @@ from fedsim.accounting.trade_off import (
     gaussian_text,
     posterior,
 )
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling
 from fedsim.sampling import BalancedSampling, FixedSizeSampling, PoissonSampling, Sampling
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling
 
 ALPHAS = np.concatenate([np.geomspace(1e-6, 0.01, 200), np.linspace(0.0, 1.0, 1001)])
 

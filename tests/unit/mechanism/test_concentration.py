@@ -9,16 +9,20 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fedsim.seeding import secret_stream, stream
-from fedsim.strategies.asi_liu.accountant import failure_probability
-from fedsim.strategies.asi_liu.filter import concentration_score, distances, filter_weights
-from fedsim.strategies.asi_liu.sampling import (
+from fedsim.experiments.studies.chua_2024.asi_liu.accountant import failure_probability
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import (
+    concentration_score,
+    distances,
+    filter_weights,
+)
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import (
     SCORE_SENSITIVITY,
     AboveThreshold,
     ConcentratedSampling,
     halting_test,
     laplace,
 )
+from fedsim.seeding import secret_stream, stream
 
 DRAWS = 20_000
 

@@ -16,6 +16,7 @@ from fedsim.accounting.accountants import epsilon_of_composition
 from fedsim.accounting.events import RoundCost
 from fedsim.clipping import FlatClip, NoClip, NormalisedClip, PerLayerClip
 from fedsim.estimators import ClippedDenominator, FixedDenominator
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import FilteredMean
 from fedsim.materials import Materials
 from fedsim.plan import RoundPlan, TaskSpec
 from fedsim.runner.summary import privacy_block
@@ -28,7 +29,6 @@ from fedsim.sampling import (
 )
 from fedsim.server_optimizer import ServerOptimizer
 from fedsim.state import ServerState
-from fedsim.strategies.asi_liu.filter import FilteredMean
 from fedsim.strategy import build_plan
 from tests.conftest import Log, small_config
 

@@ -9,12 +9,12 @@ from pydantic import model_validator
 
 from fedsim.config import Config, StrategyConfig
 from fedsim.errors import ConfigError
+from fedsim.experiments.studies.chua_2024.asi_liu.accountant import failure_probability
+from fedsim.experiments.studies.chua_2024.asi_liu.filter import Filtered, FilteredMean
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling, halting_test
 from fedsim.materials import Materials
 from fedsim.parts import not_hidden, user_task
 from fedsim.plan import RoundPlan
-from fedsim.strategies.asi_liu.accountant import failure_probability
-from fedsim.strategies.asi_liu.filter import Filtered, FilteredMean
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 from fedsim.strategies.uls import UserSelection
 from fedsim.strategy import private_plan
 from fedsim.utils.section import Positive

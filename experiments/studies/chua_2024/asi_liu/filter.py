@@ -13,9 +13,12 @@ from fedsim.clipping import Clip
 from fedsim.errors import HaltedError
 from fedsim.estimators import Estimator, WeightedSum
 from fedsim.execution import Executor, Keys
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import (
+    AboveThreshold,
+    ConcentratedSampling,
+)
 from fedsim.sampling import Relation, Sampling
 from fedsim.seeding import Draws
-from fedsim.strategies.asi_liu.sampling import AboveThreshold, ConcentratedSampling
 from fedsim.tensors import Tensors
 
 _COLUMNS = 65_536  # columns of the gradients converted to float64 at a time

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from fedsim.accounting.events import Composition, Profile, RoundCost
 from fedsim.accounting.methods.accountant import Accountant
 from fedsim.accounting.methods.pld import solve_epsilon
+from fedsim.experiments.studies.chua_2024.asi_liu.sampling import ConcentratedSampling, halting_test
 from fedsim.sampling import PoissonSampling, Relation
-from fedsim.strategies.asi_liu.sampling import ConcentratedSampling, halting_test
 
 _NOT_DRAWN = 2.0**-104  # mass of Laplace noise that `laplace` never draws, for both neighbours
 

@@ -13,9 +13,9 @@ clip by hand; here only the grid is tuned. The three constants of the automatic 
 the same texts (`docs/planning.md`).
 
 The page of this repository uses three files. First, the Ubuntu IRC logs of irc-disentanglement
-(Kummerfeld et al. 2019, CC-BY-4.0), by nick. Second, the changelogs of 532 source packages of
+(Kummerfeld et al. 2019, CC-BY-4.0), by nick. Second, the changelogs of 416 source packages of
 Debian 12, by maintainer: one row per entry of `debian/changelog` from `apt-get source --diff-only`;
-the sorted list of packages has the SHA-256 603ff009…. Third, the chats of PyPI's chitchat-dataset
+the sorted list of packages has the SHA-256 f17e720a…. Third, the chats of PyPI's chitchat-dataset
 0.9.0 (MIT; Myers et al. 2020), by sender, one row per turn.
 """
 

@@ -139,7 +139,7 @@ class Scale:
     quick: bool = False
 
     def stages(self) -> list[Stage]:
-        """Return all runs, seed by seed, cheapest first.
+        """Return all runs, the cheapest of all seeds first.
 
         The grid uses the first seed and the smallest cohort, with the fewest rounds for every ε and
         the most rounds for the largest ε.
@@ -157,7 +157,7 @@ class Scale:
         for rounds, epsilon in grids:
             settings = self._settings(min(self.cohorts), rounds, (epsilon,))
             stages.append(Stage(0, settings, (AUTO, *self.steps)))
-        return sorted(stages, key=lambda stage: (stage.seed, stage.cost))
+        return sorted(stages, key=lambda stage: (stage.cost, stage.seed))
 
     def _settings(self, cohort: float, rounds: int, epsilons: Sequence[float]) -> list[Setting]:
         return [

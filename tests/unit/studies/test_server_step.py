@@ -49,9 +49,9 @@ def test_the_grid_has_twelve_constant_rates() -> None:
     assert all("schedule" not in step["server"] for step in STEPS.values())
 
 
-def test_cheap_stages_and_the_first_seed_come_first() -> None:
+def test_cheap_stages_of_all_seeds_come_first() -> None:
     stages = Scale((Corpus("plays"), Corpus("chats"))).stages()
-    assert [stage.seed for stage in stages] == sorted(stage.seed for stage in stages)
+    assert [stage.seed for stage in stages[:4]] == [0, 1, 2, 0]
     assert stages[0].ways == (DEFAULTS, PLAN)
     assert {one.labels["cohort"] for one in stages[0].settings} == {"32"}
     grids = [stage for stage in stages if AUTO in stage.ways]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,16 +67,15 @@ class _UnitRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
-        """Return the rows with norm 1, and the inverse of the original norms, (rows, 1)."""
-        inverse = 1.0 / weight.norm(dim=-1, keepdim=True).clamp_min(_SHORTEST)
+    def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """Return the rows with norm 1."""
+        inverse = inverse_norms(weight)
         rows = weight * inverse
-        ctx.mark_non_differentiable(inverse)
         ctx.save_for_backward(rows, inverse)
-        return rows, inverse
+        return rows
 
     @staticmethod
-    def backward(ctx: Any, d_rows: torch.Tensor, *_unused: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, d_rows: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
         """Return (g − ŵ·(ŵ·g))/r for a row of norm r with the gradient g of ŵ."""
         rows, inverse = ctx.saved_tensors
         # Not `vecdot`, which stores all products before summing them; tables are large.
@@ -88,21 +86,16 @@ class _UnitRows(torch.autograd.Function):
         return turned.mul_(inverse)
 
 
-class UnitRows(NamedTuple):
-    """A table with every row divided by its L2 norm.
-
-    Attributes:
-        rows: (..., rows, width), each of norm 1.
-        inverse: inverse of the original norms, (..., rows, 1).
-    """
-
-    rows: torch.Tensor
-    inverse: torch.Tensor
+def unit_rows(weight: torch.Tensor) -> torch.Tensor:
+    """Return the rows of (rows, width) with L2 norm 1; norms below 1e-12 count as 1e-12."""
+    rows: torch.Tensor = _UnitRows.apply(weight)  # type: ignore[no-untyped-call]
+    return rows
 
 
-def unit_rows(weight: torch.Tensor) -> UnitRows:
-    """Return the rows of (..., rows, width) with norm 1; norms below 1e-12 count as 1e-12."""
-    return UnitRows(*_UnitRows.apply(weight))  # type: ignore[no-untyped-call]
+def inverse_norms(weight: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of the norms of (..., rows, width), (..., rows, 1); see `unit_rows`."""
+    norms: torch.Tensor = weight.norm(dim=-1, keepdim=True)
+    return norms.clamp_min(_SHORTEST).reciprocal()
 
 
 class UnitScores(nn.Module):
@@ -118,9 +111,9 @@ class UnitScores(nn.Module):
         """The embedding; its rows score the words."""
         return self._embedding[0]
 
-    def forward(self, inputs: torch.Tensor, words: UnitRows) -> torch.Tensor:
-        """Return (..., vocabulary) scores; `words` are the embedding's `unit_rows`."""
-        return inputs @ words.rows.T
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return (..., vocabulary) scores."""
+        return inputs @ unit_rows(self.embedding.weight).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +125,7 @@ class NormalisedRows:
 
     Attributes:
         rows: stored rows, (rows, width), or those of a stack of tables.
-        inverse: factors of the rows, see `UnitRows`.
+        inverse: `inverse_norms` of the rows.
     """
 
     rows: torch.Tensor
@@ -146,17 +139,11 @@ class NormalisedRows:
         """Change a gradient, (rows, width), in place."""
         rows, width = gradient.shape  # as many rows at once as fit in the cache
         size = rows if gradient.is_cuda else max(1, _IN_CACHE // width)
-        parts = (gradient, self.rows, self.inverse, self._squares)
-        for part, stored, inverse, squares in zip(
-            *(torch.split(values, size) for values in parts), strict=True
-        ):
+        parts = (torch.split(values, size) for values in (gradient, self.rows, self.inverse))
+        for part, stored, inverse in zip(*parts, strict=True):
+            squares = torch.where(inverse < 1.0 / _SHORTEST, inverse.square(), 0.0)  # 1/r²
             along = (part * stored).sum(dim=-1, keepdim=True).mul_(squares)  # (w·g)/r²
             part.addcmul_(stored, along, value=-1.0).mul_(inverse)
-
-    @cached_property
-    def _squares(self) -> torch.Tensor:
-        """Return 1/r², (rows, 1), or 0 for norms below 1e-12."""
-        return torch.where(self.inverse < 1.0 / _SHORTEST, self.inverse.square(), 0.0)
 
 
 class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -189,7 +176,7 @@ class McMahanLstmForCausalLM(PreTrainedModel):  # type: ignore[no-untyped-call]
         """
         words = F.normalize(self.embedding(input_ids), dim=-1, eps=_SHORTEST)
         outputs = self.output_embedding(self.lstm(words))
-        return CausalLMOutput(logits=self.scores(outputs, unit_rows(self.embedding.weight)))
+        return CausalLMOutput(logits=self.scores(outputs))
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embedding, which is also the output layer."""

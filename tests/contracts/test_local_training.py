@@ -101,7 +101,7 @@ def test_stacked_computes_what_loop_does(
     """With more users than places, and users of no, few and many steps."""
     model, parameters = network(name, torch.float64)
     monkeypatch.setattr(model, "initial_parameters", lambda: parameters)  # in float64
-    monkeypatch.setattr(stacked, "CPU_USERS", 3)
+    monkeypatch.setattr(stacked, "CPU_USERS", 2)
     task = GivenLocalSGD(model, ragged_units(), 0.1, **WAYS[way])
     with caplog.at_level("INFO"):
         engine = choose_engine("auto", task, model)

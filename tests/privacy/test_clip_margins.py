@@ -23,7 +23,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
     Total,
 )
 from fedsim.clients.engines.per_example.materialised import Materialised
-from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, inverse_norms
 from fedsim.clipping import Clip, FlatClip
 from fedsim.estimators import WeightedSum
 from fedsim.execution import Engine, Keys, Task
@@ -158,7 +158,7 @@ def test_a_chained_product_is_clipped_to_the_bound() -> None:
     torch.manual_seed(0)
     rows = torch.randn(300, 48)
     rows[0] /= 30.0
-    chain = NormalisedRows(rows, unit_rows(rows).inverse)
+    chain = NormalisedRows(rows, inverse_norms(rows))
     parameters = {"weight": rows}
     left, right = torch.randn(1, 200, 300), torch.randn(1, 200, 48)
     gradients = taken(Ghost, parameters, {"weight": Product(left, right, chain)})

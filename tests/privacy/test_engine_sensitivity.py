@@ -132,7 +132,7 @@ def test_a_newcomer_moves_ten_large_local_steps_by_at_most_the_bound(
     """Each moves others to other places, beside others: steps so large amplify a last bit."""
     exact, parameters = network(name, torch.float32)
     model = in_precision(exact, precision)
-    monkeypatch.setattr(stacked, "CPU_USERS", 5)
+    monkeypatch.setattr(stacked, "CPU_USERS", 4)
     rng = np.random.default_rng(0)
     units = [texts_of(key + 2, rng, int(rng.integers(1, 11))) for key in range(24)]
     clip = FlatClip(l2_clip_norm=BOUND)

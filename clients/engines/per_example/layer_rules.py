@@ -25,7 +25,7 @@ from fedsim.clients.engines.per_example.gradient_terms import (
 )
 from fedsim.clients.models.gpu_kernels import AlignedLinear
 from fedsim.clients.models.lstm_recurrence import Recurrence
-from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, UnitScores, inverse_norms
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def recurrence(call: Call) -> Mapping[str, Term]:
 
 def unit_scores(call: Call) -> Mapping[str, Term]:
     """Rule of y = x·(W with rows of norm 1)ᵀ; W belongs to the embedding."""
-    (words,) = call.others
-    chain = NormalisedRows(call.parameters["embedding"], words.inverse)
+    rows = call.parameters["embedding"]
+    chain = NormalisedRows(rows, inverse_norms(rows))
     return {"embedding": Product(call.gradient, call.input, chain)}
 
 

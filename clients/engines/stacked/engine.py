@@ -94,7 +94,9 @@ class StackedEngine:
         limits = chunks.limits_within(num_bytes, 4 * size, bytes_per_token, model.device)
         on_cpu = model.device.type == "cpu"
         most = min(CPU_USERS, CPU_STACK // size) if on_cpu else GPU_USERS
-        self.most_users, self._most_tokens = max(1, min(limits.units, most)), limits.tokens
+        users = max(1, min(limits.units, most))
+        # A power of two: most cohorts then fill whole groups.
+        self.most_users, self._most_tokens = 1 << users.bit_length() - 1, limits.tokens
         if on_cpu:
             keep_freed_memory()
 
@@ -149,11 +151,11 @@ class _Group:
         self._stack = {k: v.new_empty(shape.users, *v.shape) for k, v in self._start.items()}
         plain = not (how.momentum or how.proximal)
         self._velocity = {} if plain else zeros_like(self._stack)
+        self._empty(slice(None))
 
     @torch.no_grad()
     def add(self, users: Sequence[_User]) -> None:
         """Train users, those with most steps first, and add w·clip(θ − θ_local)."""
-        self._empty(slice(None))
         losses, active = [0.0] * len(users), len(users)
         for step in range(len(users[0].batches)):
             step_losses = self._step(users[:active], step)

@@ -17,7 +17,7 @@ from torch.func import vmap
 from fedsim.clients.engines.per_example import layer_rules
 from fedsim.clients.engines.per_example.capture import HookedLayer
 from fedsim.clients.models.lstm_recurrence import Recurrence
-from fedsim.clients.models.mcmahan_lstm import UnitRows
+from fedsim.clients.models.mcmahan_lstm import inverse_norms
 
 
 class Stack(NamedTuple):
@@ -52,11 +52,13 @@ def _conv1d(layer: HookedLayer, stack: Stack, inputs: torch.Tensor) -> torch.Ten
     return _product(inputs, _stack(module.weight, 2, stack), module.bias, stack)
 
 
-def _unit_scores(
-    _layer: HookedLayer, stack: Stack, inputs: torch.Tensor, words: UnitRows
-) -> torch.Tensor:
-    """Y = x·(W at norm 1)ᵀ."""
-    return _product(inputs, _stack(words.rows, 2, stack).mT, None, stack)
+def _unit_scores(layer: HookedLayer, stack: Stack, inputs: torch.Tensor) -> torch.Tensor:
+    """Y = x·Wᵀ/norms: scaling the scores takes less time than scaling all tables."""
+    module: Any = layer.module
+    rows = module.embedding.weight
+    vectors = inputs.reshape(stack.users, -1, inputs.shape[-1])
+    scores = torch.bmm(vectors, rows.mT).mul_(inverse_norms(rows).mT)
+    return scores.view(*inputs.shape[:-1], -1)
 
 
 def _recurrence(layer: HookedLayer, stack: Stack, from_inputs: torch.Tensor) -> torch.Tensor:

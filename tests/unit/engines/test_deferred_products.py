@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsim.clients.engines.per_example.batched import Buffers
 from fedsim.clients.engines.per_example.gradient_terms import Product, Segments
 from fedsim.clients.engines.per_example.materialised import DeferredProducts, Materialised
-from fedsim.clients.models.mcmahan_lstm import NormalisedRows, unit_rows
+from fedsim.clients.models.mcmahan_lstm import NormalisedRows, inverse_norms
 
 SIDES = ("left", "right")
 
@@ -90,7 +90,7 @@ def test_norms_are_those_of_what_a_chain_has_made_of_the_products() -> None:
     torch.manual_seed(0)
     weight = torch.randn(4, 3, dtype=torch.float64)
     left, right = (torch.randn(2, 5, size, dtype=torch.float64) for size in weight.shape)
-    chain = NormalisedRows(weight, unit_rows(weight).inverse)
+    chain = NormalisedRows(weight, inverse_norms(weight))
     gradients = Materialised(Buffers(), {"table": weight}, num_units=2, room=0)
     gradients.start_pass(Segments([1, 1], whole=True))
     gradients("table", Product(left, right, chain))

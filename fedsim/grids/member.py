@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from fedsim.estimators import WeightedSum
 from fedsim.grids.shares import Shares
 from fedsim.release import Step, Trained
 from fedsim.seeding import NoiseKey
-from fedsim.tensors import Tensors, all_finite, l2_norm
+from fedsim.tensors import Tensors, all_finite, l2_norm, zeros_like
 
 Stored = Mapping[str, npt.NDArray[Any]]
 """Tensors of a share, as Ray stores them."""
@@ -112,19 +112,14 @@ class Member:
             The norms of the share, without the noise and with it.
         """
         shares, rank = self._shares, self._rank
-        total = torch.zeros(shares.size(rank), dtype=torch.float64, device=self._device)
-
-        def fill(of: int, low: int, room: torch.Tensor) -> None:
-            for span in shares.pieces(of, low, low + len(room)):
-                part = room[span.at : span.at + span.stop - span.start]
-                value = self._sum.get(span.name)
-                if value is None:  # this worker had no shard
-                    part.zero_()
-                else:
-                    part.copy_(value.view(-1)[span.start : span.stop])
-
+        if not self._sum:  # this worker had no shard
+            self._sum = zeros_like(self.parameters, torch.float64)
+        own = torch.empty(shares.size(rank), device=self._device)  # float32, as what is received
+        self._fill(self._sum, rank, 0, own)
+        total = own.double()
         sizes = [shares.size(each) for each in range(shares.count)]
         wide = torch.empty(_PIECE, dtype=torch.float64, device=self._device)
+        fill = partial(self._fill, self._sum)
         for low, received in self._exchanged(fill, sizes, [sizes[rank]] * shares.count):
             for part in received:  # in worker order, so that the bits do not depend on timing
                 # Converted first: torch adds two different dtypes without vector instructions.
@@ -163,10 +158,11 @@ class Member:
             step, Trained(before, *self._moments), keep=False
         )
         del self._release
-        flat = torch.cat([value.view(-1) for value in parameters.values()] or [torch.zeros(0)])
+        for name, value in parameters.items():
+            own[name].copy_(value)
 
-        def fill(of: int, low: int, room: torch.Tensor) -> None:
-            room.copy_(flat[low : low + len(room)])
+        def fill(_: int, low: int, room: torch.Tensor) -> None:
+            self._fill(self.parameters, rank, low, room)
 
         sizes = [shares.size(each) for each in range(shares.count)]
         for low, received in self._exchanged(fill, [sizes[rank]] * shares.count, sizes):
@@ -178,13 +174,19 @@ class Member:
         head = all_finite(parameters), [*moments[0]], [*moments[1]]
         return head, stored(parameters), stored(moments[0]), stored(moments[1])
 
+    def _fill(self, tensors: Tensors, of: int, low: int, room: torch.Tensor) -> None:
+        """Copy the entries of a share from `low` on, out of whole tensors."""
+        for span in self._shares.pieces(of, low, low + len(room)):
+            entries = tensors[span.name].view(-1)[span.start : span.stop]
+            room[span.at : span.at + len(entries)].copy_(entries)
+
     def _exchanged(
         self,
         fill: Callable[[int, int, torch.Tensor], None],
         sent: Sequence[int],
         received: Sequence[int],
     ) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-        """Send entries to each worker in pieces; yield the received pieces, ordered by sender.
+        """Send entries to each other worker in pieces; yield the received ones, ordered by sender.
 
         gloo's reduce-scatter sends each entry twice as often, and its all-gather is slower.
 
@@ -194,12 +196,16 @@ class Member:
             received: number of entries from each worker.
 
         Yields:
-            The first entry of the pieces, and the piece from each worker.
+            The first entry of the pieces, and the piece from each worker; empty from this one.
         """
         rooms = torch.empty(2, len(sent) * _PIECE, device=self._device)
         for low in range(0, max(*sent, *received), _PIECE):
             out, into = (
-                [min(_PIECE, max(0, size - low)) for size in sizes] for sizes in (sent, received)
+                [
+                    min(_PIECE, max(0, size - low)) if of != self._rank else 0
+                    for of, size in enumerate(sizes)
+                ]
+                for sizes in (sent, received)
             )
             outgoing, incoming = rooms[0, : sum(out)], rooms[1, : sum(into)]
             for of, part in enumerate(torch.split(outgoing, out)):

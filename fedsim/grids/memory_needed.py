@@ -29,8 +29,9 @@ def check_memory(
 
     The minimum has the network, the trained parameters, their average and the optimizer's state.
     For each worker on this machine it adds copies of network and parameters, a float64 sum, a
-    gradient, and the activations of a pass over texts of `data.sequence_length` tokens. A pass has
-    one text; with `loop` and local training it has the texts of a step. Shorter texts need less.
+    gradient, and the activations of a pass over texts of `data.sequence_length` tokens, or with
+    `loop` over the longest texts. A pass has one text; with `loop` and local training it has the
+    texts of a step.
 
     Raises:
         ConfigError: too little memory, or checkpointing for a network without blocks.
@@ -46,7 +47,8 @@ def check_memory(
     server = network + _FLOAT32 * trained * (1 + server_optimizer(config).copies)
     worker = (_FLOAT32 + _FLOAT64) * trained  # a gradient and the sum
     worker += _FLOAT32 * trained * (config.strategy.local.task == "fedavg")  # its own parameters
-    worker += pass_bytes(config, model, _texts_at_once(config, materials, plan))
+    texts, length = _texts_at_once(config, materials, plan), _longest(config, materials, plan)
+    worker += pass_bytes(config, model, texts, length)
     alone, whole = isinstance(grid, InProcessGrid), network + _FLOAT32 * trained + worker
     here = isinstance(grid, RayGrid) and not executor.address
     if torch.cuda.is_available() and worker_device(executor, device).startswith("cuda"):
@@ -73,13 +75,13 @@ def network_bytes(model: LanguageModel) -> int:
     return sum(value.nbytes for value in held) or _FLOAT32 * model.num_parameters
 
 
-def pass_bytes(config: Config, model: LanguageModel, texts: int) -> int:
+def pass_bytes(config: Config, model: LanguageModel, texts: int, length: int) -> int:
     """Return the minimum bytes that a pass keeps for its gradient, without allocating them.
 
     Only the logits are counted with checkpointing, for small networks, and for networks that torch
     cannot trace.
     """
-    length, kept = config.data.sequence_length, 0
+    kept = 0
     large = length >= _LONG or network_bytes(model) > _SMALL  # tracing takes a second
     if large and not config.executor.checkpointing:
         with suppress(Exception):  # some networks read values, which traced tensors do not have
@@ -123,6 +125,17 @@ def _texts_at_once(config: Config, materials: Materials, plan: RoundPlan) -> int
     if most is None and config.executor.engine == "loop":
         most = plan.task.options.get("group_size")
     return max(1, min(int(most or 1), _AT_ONCE, int(materials.split.user_sizes.max(initial=1))))
+
+
+def _longest(config: Config, materials: Materials, plan: RoundPlan) -> int:
+    """Return the maximum number of tokens of a text in a pass.
+
+    All engines except `loop` also compute made-up texts of full length.
+    """
+    joined = plan.task.options.get("selection") == "random-chunk"
+    if joined or config.executor.engine != "loop":
+        return config.data.sequence_length
+    return int(materials.store.lengths(materials.split.train_examples).max(initial=1))
 
 
 def _compare(config: Config, needed: int, available: int | None, place: str) -> None:

@@ -55,3 +55,22 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_would_fit(
         check_memory(config, some, plan, grid, "cuda:0,cuda:1")
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (2**40, 2**40))
     check_memory(config, some, plan, grid, "cuda")
+
+
+def test_the_loop_counts_the_longest_text_there_is(
+    materials: Materials, speeches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def needs_nothing(*given: int) -> int:
+        counted.append(given[-1])
+        return 0
+
+    monkeypatch.setattr("fedsim.grids.memory_needed.pass_bytes", needs_nothing)
+    longest = int(materials.store.lengths(materials.split.train_examples).max())
+    for engine in ("auto", "loop"):
+        config = small_config(speeches, data={"sequence_length": 99}, executor={"engine": engine})
+        grid = InProcessGrid(ClientApp())
+        check_memory(config, materials, build_plan(config, materials), grid, "cpu")
+    assert counted == [99, longest]
+    assert longest < 99

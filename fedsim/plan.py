@@ -177,7 +177,7 @@ class RoundPlan:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.pool):
                 raise ValueError(
-                    f"{name}: has {len(values)} entries, but the pool {len(self.pool)} units"
+                    f"{name}: has {len(values)} entries, but the pool has {len(self.pool)} units"
                 )
 
     def _scores(self) -> list[RoundCost]:

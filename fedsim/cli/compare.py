@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -115,7 +116,8 @@ def compare_command(
         runner=runner_of(grid, workers, address),
     )
     for table in grid_tables(result).values():
-        table_console().print(table.rich())
+        notes = [note for note in table.notes if not note.startswith("Failed: ")]  # said below
+        table_console().print(replace(table, notes=notes).rich())
     for line in result.lines:
         diverged = line.run and line.run.report.diverged
         for what, reasons in (

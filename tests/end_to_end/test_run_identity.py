@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,13 @@ def test_an_identity_that_cannot_be_read_is_refused(speeches: Path, tmp_path: Pa
     config = write(tmp_path / "mine.toml", speeches, "secure", rounds=1)
     folder = RunFolder(tmp_path / "out")
     fedsim_ok("run", config, "--out", folder.path)
+    finished = tmp_path / "finished"
+    shutil.copytree(folder.path, finished)
     cut_off(folder)
     for content, message in IDENTITIES:
-        folder.identity.write_text(content, encoding="utf-8")
-        for command in (("run", config, "--resume", "--out"), ("evaluate",)):
-            assert message in fedsim(*command, folder.path).complaint
+        for path, command in (
+            (folder.path, ("run", config, "--resume", "--out")),
+            (finished, ("evaluate",)),
+        ):
+            RunFolder(path).identity.write_text(content, encoding="utf-8")
+            assert message in fedsim(*command, path).complaint

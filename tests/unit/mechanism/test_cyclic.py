@@ -204,7 +204,7 @@ def els_plan(**changes: Any) -> RoundPlan:  # noqa: ANN401
     ("changes", "message"),
     [
         ({"owners": None}, "owners: cyclic sampling needs"),
-        ({"owners": np.arange(19) // 4}, "owners: 19 for 20 units"),
+        ({"owners": np.arange(19) // 4}, "owners: has 19 entries, but the pool has 20 units"),
         ({"owners": np.arange(20) // 5}, "with at most units_per_user = 4"),
         (
             {"relation": Relation.FIXED_GRAPH},

@@ -45,8 +45,7 @@ one example. `uls-ragged`: real users. Other processors give other ratios ([mode
 
 Floor and `auto` are repeated 5 to 15 times, the others one to three times; for these, differences
 of a fifth are not significant. Where `auto` is not `loop`, it chose `materialised`, or `stacked`
-for `fedavg`. The `fedavg` rows, here and of the peers, were measured on 2026-11-29 on two
-cores of an AMD EPYC with AVX-512; machines of the other rows are named at the end.
+for `fedavg`. The machines are named at the end.
 
 The strong floor is a step of a good script without privacy: `sdpa` attention, `torch.compile` if it
 is faster, fused AdamW, and bfloat16 on a GPU. A round is `run_round` in one process.

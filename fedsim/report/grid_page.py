@@ -25,12 +25,13 @@ from fedsim.report.grid_result import (
     captions,
     grid_table,
     line_labels,
+    terms,
 )
 from fedsim.report.html import panels_over_rounds, render_page
 from fedsim.report.labels import BUDGET, EPSILON, label_parts
 from fedsim.report.schema import Privacy, is_finite
 from fedsim.report.style import colour, dash, shorten
-from fedsim.report.tables import Table
+from fedsim.report.tables import UTILITY_NOTE, Table
 from fedsim.report.wording import epsilon_cell
 
 LOSS = "held-out loss, nats per token"
@@ -69,7 +70,9 @@ def grid_chart(result: GridResult) -> Chart:
         [panel for panel in panels if panel.key not in ("epsilon", "trade-off")]
         for _, panels in grid_panels(result)
     ]
-    return Chart([row for panels in groups for row in in_rows(panels)], captions(result))
+    missing = [note for note in captions(result) if note.startswith(("Stopped early", "Failed"))]
+    notes = [*terms(result.lines), *missing, UTILITY_NOTE]
+    return Chart([row for panels in groups for row in in_rows(panels)], notes)
 
 
 def promises(result: GridResult) -> list[tuple[str, Privacy, list[float]]]:
@@ -173,20 +176,22 @@ def _panels(lines: Sequence[CellResult], over: Over) -> list[Panel]:
 
 def _rows(lines: Sequence[CellResult]) -> Panel:
     labels = line_labels(lines)
+    low, high = _loss_limits(lines)
     return Panel(
         "lines",
-        "Held-out loss",
+        "Final held-out loss",
         "",
         [
             Series(shorten(labels[line.name], 44), [_point(row, line)], colour(row), marks=True)
             for row, line in enumerate(lines)
             if line.loss
         ],
-        x=Axis(LOSS, limits=_loss_limits(lines)),
+        x=Axis(LOSS, limits=(low, high + 0.15 * (high - low))),  # room for the start's label
         levels=start_levels(line.start for line in lines),
         rows=[
             shorten(labels[line.name], 40)
-            + ("" if line.epsilon is None else f", ε = {epsilon_cell(line.privacy)}")
+            + (f" · {line.loss.mean:.2f}" if line.loss else "")
+            + ("" if line.epsilon is None else f" · ε = {epsilon_cell(line.privacy)}")
             for line in lines
         ],
     )

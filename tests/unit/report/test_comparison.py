@@ -162,7 +162,7 @@ def test_the_picture_holds_every_curve_and_every_loss_with_its_epsilon() -> None
     lost = scores(3.0).model_copy(update={"loss": math.nan, "perplexity": math.inf})
     diverged = report(utility=Utility(initial=lost, final=lost))
     assert draw(grid_chart(compared((HOSTILE, diverged, ()))), "svg")
-    assert finals.rows == ["uls, ε = 8.00", "els, ε = 8.00", "plain"]
+    assert finals.rows == ["uls · 2.40 · ε = 8.00", "els · 2.40 · ε = 8.00", "plain · 2.40"]
     assert [one.points[0].value for one in finals.series] == [2.4] * 3
 
 

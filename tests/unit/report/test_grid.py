@@ -145,7 +145,7 @@ def test_panels_are_over_what_varies_one_for_each_value_of_the_other() -> None:
     (only,) = panels(of(*(one for one in grid().lines if one.settings["budget"] == "32")))
     assert only.title == "Privacy and loss"
     (rows,) = panels(of(line("a"), line("b")))
-    assert rows.rows == ["a, ε = 8.00", "b, ε = 8.00"]
+    assert rows.rows == ["a · 3.02 · ε = 8.00", "b · 3.02 · ε = 8.00"]
     several = [line("a", epsilon=e, group_size=k) for e in ("1", "4") for k in ("2", "8")]
     (panel,) = panels(of(*several))
     assert [series.name for series in panel.series] == ["group_size = 2", "group_size = 8"]

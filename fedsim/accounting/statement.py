@@ -168,14 +168,17 @@ class PrivacyTerms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms of ε (δ, unit, relation, mechanism, accountant) as JSON values."""
-        names = (
-            *("delta", "unit", "relation", "noise_multiplier", "sampling_probability", "sampler"),
-            *("rounds", "units_per_user", "accountant"),
-        )
-        found = {name: getattr(self, name) for name in names}
-        if self.others:
-            found["sampler"] += " (others too: see the statement)"
-        return found
+        return {
+            "delta": self.delta,
+            "unit": self.unit,
+            "relation": self.relation,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": self.sampling_probability,
+            "sampler": self.sampler + (" (others too: see the statement)" if self.others else ""),
+            "rounds": self.rounds,
+            "units_per_user": self.units_per_user,
+            "accountant": self.accountant,
+        }
 
 
 def _sampler(cost: RoundCost, noun: str) -> str:

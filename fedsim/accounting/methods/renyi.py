@@ -67,7 +67,10 @@ def rdp_of(
     relation: Relation,
     orders: tuple[float, ...] | None = None,
 ) -> dp_accounting.rdp.RdpAccountant:
-    """Return dp_accounting's accountant of these rounds; None for its own orders."""
+    """Return dp_accounting's accountant after these rounds.
+
+    `orders` are the Rényi orders > 1; without them dp_accounting uses its default orders.
+    """
     accountant = dp_accounting.rdp.RdpAccountant(orders, relation.of_dp_accounting)
     for cost, rounds in costs:
         accountant.compose(cost.composed(rounds))
